@@ -114,7 +114,7 @@ bench-growth: $(STAMP) ## How cost grows over 1x, 10x, 100x of the size: ONLY=pu
 bench-store: $(STAMP) ## The store alone, beside its limits and goals: ONLY=append measures a part again
 	@$(BIN)/python -m loadtest.bench.store $(if $(ONLY),--only "$(ONLY)")
 
-bench-peers: $(STAMP) ## Beside Kafka, RocketMQ, NATS, RabbitMQ, Redis, nsqd, beanstalkd; QUICK=1: once over, not into docs: ROUNDS=5 PEERS='mq; kafka' PARTS=works RESUME=1 MINUTES=18
+bench-peers: $(STAMP) ## Beside Kafka, RocketMQ, NATS, RabbitMQ, Redis, nsqd, beanstalkd; QUICK=1: once over, not into docs: ROUNDS=5 PEERS='mq; kafka' PARTS=workloads RESUME=1 MINUTES=18
 	@.ci/setup-peers
 	@$(BIN)/python -m pip install -q --editable '.[peers]'
 	@$(BIN)/python -m loadtest.peers $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(PEERS),--peers "$(PEERS)") $(if $(PARTS),--parts "$(PARTS)") $(if $(QUICK),--quick) $(if $(RESUME),--resume) $(if $(MINUTES),--minutes $(MINUTES))
@@ -131,10 +131,10 @@ bench-timer: $(STAMP) ## The timer: in one process; through a server, beside Red
 bench-groups: $(STAMP) ## Consumer groups: queue mode by itself, over HTTP and WebSocket; rebalances
 	@$(BIN)/python -m loadtest.bench.groups
 
-bench-kafka: $(STAMP) ## Kafka's own clients (C, Java, Python) with mq and with Apache Kafka: ONLY=produce SCALE=0.1
+bench-kafka: $(STAMP) ## Kafka's own clients (C, Java, Python) with mq and with Apache Kafka: ONLY=produce SCALE=0.1 ROUNDS=5 MINUTES=18
 	@.ci/setup-peers
 	@$(BIN)/python -m pip install -q --editable '.[peers]'
-	@$(BIN)/python -m loadtest.bench.kafka $(if $(ONLY),--only "$(ONLY)") $(if $(SCALE),--scale $(SCALE))
+	@$(BIN)/python -m loadtest.bench.kafka $(if $(ONLY),--only "$(ONLY)") $(if $(SCALE),--scale $(SCALE)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(MINUTES),--minutes $(MINUTES))
 
 torture: $(STAMP) ## A million simulated crash states of the store (half an hour on two cores); SEED=<n> repeats
 	@$(BIN)/python -m tests.properties.torture --states $(or $(STATES),1000000) $(if $(SEED),--seed $(SEED))

@@ -81,11 +81,11 @@ def _run(data: bytes | bytearray, at: int, delta: int, count: int) -> tuple[int,
     for fixed in (*range(at, attributes_at), *range(key_at, key_from), *range(value_at, value_from)):
         same = data[fixed : at + alike * size : size]
         alike -= len(same.lstrip(same[:1]))
-    for place in range(attributes_at + 1, offset_at):
-        flags = data[place : at + alike * size : size].translate(_TO_FLAGS)
-        alike -= len(flags.lstrip(b"\0" if place == offset_at - 1 else b"\1"))
-    for place, expected in zip(range(offset_at, key_at), _offsets(offset_bytes), strict=True):
-        if data[place : at + alike * size : size] != expected[delta : delta + alike]:
+    for index in range(attributes_at + 1, offset_at):
+        flags = data[index : at + alike * size : size].translate(_TO_FLAGS)
+        alike -= len(flags.lstrip(b"\0" if index == offset_at - 1 else b"\1"))
+    for index, expected in zip(range(offset_at, key_at), _offsets(offset_bytes), strict=True):
+        if data[index : at + alike * size : size] != expected[delta : delta + alike]:
             return 0, size
     for zero in (attributes_at, headers_at):
         alike -= len(data[zero : at + alike * size : size].lstrip(b"\0"))
@@ -94,7 +94,7 @@ def _run(data: bytes | bytearray, at: int, delta: int, count: int) -> tuple[int,
 
 def _varint(data: bytes | bytearray, at: int) -> tuple[int, int]:
     """A varint of at most five bytes, and where it ends. One that is longer: a value that no length can have, and the
-    place behind a byte that has its top bit set."""
+    position behind a byte that has its top bit set."""
     value = shift = 0
     while (byte := data[at]) & 0x80:
         value |= (byte & 0x7F) << shift
@@ -108,13 +108,13 @@ def _varint(data: bytes | bytearray, at: int) -> tuple[int, int]:
 
 @cache
 def _offsets(byte_count: int) -> tuple[bytes, ...]:
-    """The bytes of the offset deltas 0, 1, 2, ... that take so many bytes, each byte by itself; those before hold no
-    sense."""
+    """The bytes of the offset deltas 0, 1, 2, ... that take so many bytes, each byte by itself; deltas
+    before the first that takes so many bytes are not meaningful."""
     columns = []
-    for place in range(byte_count):
-        following = 0x80 if place < byte_count - 1 else 0
-        values = range(0, 128, 2) if place == 0 else range(128)
-        each = 1 if place == 0 else 64 << 7 * (place - 1)
+    for index in range(byte_count):
+        following = 0x80 if index < byte_count - 1 else 0
+        values = range(0, 128, 2) if index == 0 else range(128)
+        each = 1 if index == 0 else 64 << 7 * (index - 1)
         period = b"".join(bytes((value | following,)) * each for value in values)
         columns.append((period * (BATCH_RECORDS_MAX // len(period) + 1))[:BATCH_RECORDS_MAX])
     return tuple(columns)

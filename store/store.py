@@ -20,10 +20,11 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from itertools import pairwise
 from operator import itemgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Unpack
 
 import orjson
 
+from store.ahead import AHEAD_MS, AheadTable
 from store.clock import Clock, SystemClock
 from store.config import StoreConfig
 from store.data_format import check_format, raise_format
@@ -52,7 +53,7 @@ from store.log.entry import Blank, Damage, Header
 from store.log.recovery import Progress, RecoveryReport, recover
 from store.log.retention import LogFile, decide_expired
 from store.log.writer import Writer, WriterStats
-from store.record_batch import Record, decode, encode
+from store.record_batch import Record, decode, encode, max_timestamp_ms
 from store.snapshot import Snapshot, SnapshotFiles
 from store.topic_changes import TopicChanges
 from store.topics import (
@@ -61,9 +62,8 @@ from store.topics import (
     TIMER_QUEUE,
     Changes,
     Event,
-    KeyForm,
     Topic,
-    TopicConfig,
+    TopicChoices,
     TopicTable,
     check_config,
     decode_events,
@@ -165,6 +165,7 @@ class Store:
             producer_expiry_ms=config.producer_expiry_ms,
             producers_max=config.producers_max,
         )
+        self._ahead = AheadTable()
         self._pins: list[Callable[[], int]] = []
         self._newest_ms: dict[int, int] = {}  # of full log files, by start
         self._hidden_until: dict[QueueKey, int] = {}  # min offsets of topics with a retention of their own
@@ -238,6 +239,7 @@ class Store:
             snapshot = self._meta_snapshots.load()
             fields = {} if snapshot is None else orjson.loads(snapshot.content)
             self._idempotency.load(fields.get("repeats", {}))
+            self._ahead.restore(fields.get("ahead", ()))
             self._replay_log(progress)
             self._load_topics(snapshot)
         except BaseException:
@@ -262,8 +264,11 @@ class Store:
             self.config, self._files, first_position=self._log.first_position, rebuild=rebuild
         )
         checkpoint = self._queues.checkpoint
+        self._ahead.cut(self._queues.max_offset)
         self._load_moved_ids()
-        before_bytes = self._idempotency.catch_up(self._log, checkpoint, self._clock.now_ms(), progress)
+        before_bytes = self._idempotency.catch_up(
+            self._log, checkpoint, self._clock.now_ms(), progress, also=self._see_date
+        )
 
         def tell(done_bytes: int, total_bytes: int) -> None:
             if progress is not None:
@@ -302,6 +307,7 @@ class Store:
         for entry in entries:
             if isinstance(entry, Entry) and entry.identity is not None:
                 self._idempotency.apply(entry, is_durable=True)  # it will be, before anything is shown or saved
+            self._see_date(entry)
             if entry.queue is not queue:  # neighbours in the log are often of one queue, and share the key then
                 queue = entry.queue
                 add = of_queue.setdefault(queue, []).append
@@ -309,6 +315,15 @@ class Store:
         for queue, its_entries in of_queue.items():
             self._queues.extend(queue, its_entries)
         self._last_store_time_ms = max(self._last_store_time_ms, entries[-1].store_time_ms)
+
+    def _see_date(self, entry: Header | Entry) -> None:
+        """Take note of an entry that is dated ahead; in the order of the log, once or again."""
+        dated_ms = max_timestamp_ms(entry.batch) if isinstance(entry, Entry) else entry.dated_ms
+        store_time_ms = entry.store_time_ms
+        if dated_ms - store_time_ms > AHEAD_MS:
+            self._ahead.add(
+                entry.queue, entry.base_offset, entry.next_offset, store_time_ms=store_time_ms, dated_ms=dated_ms
+            )
 
     def _load_topics(self, snapshot: Snapshot | None) -> None:
         """The topic table: the last snapshot, and the records of `__meta` behind it."""
@@ -320,7 +335,7 @@ class Store:
             self._meta_offset = self._snapshot_offset = snapshot.next_offset
         if self._log.first_position > self._log_start:
             raise Corrupt(self._log.path_of(self._log_start), self._log_start, "the first log file is missing")
-        given_up = self._log.file_start(min(self._log_start, self._queues.checkpoint))
+        given_up = self._log.file_start(min(self._log_start, self._log.end_position))
         if self._log.first_position < given_up:
             # A crash came between giving up a file and its removal: units and rows of it may be gone already.
             self._queues.advance_min(given_up)
@@ -342,6 +357,7 @@ class Store:
         for topic_id in self._queues.topic_ids():
             if topic_id not in self._topics:
                 self._queues.drop_topic(topic_id)  # deleted; recovery may have met its records
+                self._ahead.drop_topic(topic_id)
 
     def _start(self) -> None:
         self._background = self._files.background_sync()
@@ -406,24 +422,13 @@ class Store:
 
     # ---- topics --------------------------------------------------------------------------------------------------
 
-    async def create_topic(
-        self,
-        name: str,
-        partitions: int,
-        *,
-        config: TopicConfig | None = None,
-        json_keys: KeyForm | None = None,
-        is_own: bool = False,
-    ) -> tuple[Topic, bool]:
-        """The topic, and whether it was made now. Durable on return. `config` or `json_keys` None: nothing chosen,
-        whatever an existing one has. `is_own`: a topic of the server, whose name may be a reserved one. Raises
-        IllegalTopic, TopicExists, and what `append` raises."""
-        if config is not None:
+    async def create_topic(self, name: str, partitions: int, **choices: Unpack[TopicChoices]) -> tuple[Topic, bool]:
+        """The topic, and whether it was made now. Durable on return. Raises IllegalTopic, TopicExists, and what
+        `append` raises."""
+        if (config := choices.get("config")) is not None:
             check_config(config, retention_ms_max=self.config.retention_ms)
         return await self._topic_changes.make(
-            lambda before: self._topics.decide_create(
-                name, partitions, self._clock.now_ms(), config=config, json_keys=json_keys, is_own=is_own, before=before
-            ),
+            lambda before: self._topics.decide_create(name, partitions, self._clock.now_ms(), before=before, **choices),
             creates=name,
         )
 
@@ -471,6 +476,7 @@ class Store:
         topic, _ = await self._topic_changes.make(lambda _: self._topics.decide_delete(name))
         async with self._saving:  # no flush may be under way
             self._queues.drop_topic(topic.topic_id)
+        self._ahead.drop_topic(topic.topic_id)
         self.appended.pop(topic.topic_id, None)
         for queue in queues:
             self._hidden_until.pop(queue, None)
@@ -741,6 +747,7 @@ class Store:
             if entry.queue.topic_id not in self._topics:
                 continue  # the topic was deleted while the append was under way
             self._queues.append(entry)
+            self._see_date(entry)
             counted = self.appended.get(entry.queue.topic_id)
             if counted is None:
                 counted = self.appended[entry.queue.topic_id] = [0, 0]
@@ -1021,8 +1028,11 @@ class Store:
                 wake()
 
     async def offset_for_time(self, queue: QueueKey, time_ms: int, boundary: Boundary) -> int:
-        """Search by store time; see `store.index.base.search_time`. What is not in memory is read in a thread. Raises
+        """Search by store time; see `store.index.base.search_time`. DATED: where a search by record time begins, which
+        then goes on to the first record that is dated so. What is not in memory is read in a thread. Raises
         UnknownQueue, Corrupt."""
+        if boundary is Boundary.DATED:
+            return await self._first_dated(queue, time_ms)
         search = search_time(self.bounds(queue), time_ms, boundary)
         try:
             offset = next(search)
@@ -1031,6 +1041,19 @@ class Store:
         except StopIteration as found:
             low, high = self.bounds(queue)
             return min(max(int(found.value), low), high)
+
+    async def _first_dated(self, queue: QueueKey, time_ms: int) -> int:
+        others = self._ahead.of_others
+        lead_ms = AHEAD_MS if others is None or others.max_ms < time_ms else max(AHEAD_MS, others.lead_ms)
+        found = await self.offset_for_time(queue, time_ms - lead_ms, Boundary.LOWER)
+        for first, end, lead_ms, max_ms in list(self._ahead.of(queue)):
+            if first >= found:
+                break
+            if max_ms >= time_ms:
+                at = max(first, await self.offset_for_time(queue, time_ms - lead_ms, Boundary.LOWER))
+                if at < end:  # in or before the stretch: an entry is a stretch's as a whole
+                    return min(found, at)
+        return found
 
     async def _store_time_ms(self, queue: QueueKey, offset: int) -> int:
         """When a record was stored; before all times for one that retention has taken meanwhile."""
@@ -1100,6 +1123,7 @@ class Store:
             saving = None
             is_saved = False
             log_start = self._log_start
+            self._ahead.prune(lambda queue: self._queues.bounds(queue).min_offset)
             has_grown = self._published_position > self._queues.checkpoint
             has_changed = self._meta_offset > self._snapshot_offset or log_start > self._saved_log_start
             if has_grown or has_changed or self._meta_snapshots.is_torn or self._idempotency.is_damaged:
@@ -1109,6 +1133,7 @@ class Store:
                 "log_start": log_start,
                 "store_time_ms": self._writer.last_store_time_ms,
                 **self._topics.snapshot(),
+                "ahead": self._ahead.rows(),
             }
 
             def save() -> None:

@@ -24,7 +24,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypedDict
 
 import orjson
 
@@ -87,6 +87,19 @@ Changes = Mapping[str, int | str | None]
 """Choices, by the names of TopicConfig; None takes one back."""
 
 CONFIG_NAMES = tuple(field.name for field in fields(TopicConfig))
+
+
+class TopicChoices(TypedDict, total=False):
+    """What may be chosen for a topic that is created, beside its name and number of partitions."""
+
+    config: TopicConfig | None
+    """None, or left out: nothing is chosen; an existing topic keeps what it has."""
+
+    json_keys: KeyForm | None
+    """None, or left out: a new topic's keys are raw, an existing topic keeps its form."""
+
+    is_own: bool
+    """Whether it is one of the server's own topics, whose names may begin with a reserved prefix."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,10 +44,12 @@ class Acks(IntEnum):
 
 
 class Boundary(Enum):
-    """Which offset a search by time returns: the first at or after the time, or the last at or before it."""
+    """Which offset a search by time returns: the first at or after the time, or the last at or before it. DATED: where
+    a search by the records' own time begins, as no record before it is dated at or after the time."""
 
     LOWER = "lower"
     UPPER = "upper"
+    DATED = "dated"
 
 
 class Delay(NamedTuple):

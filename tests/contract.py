@@ -53,8 +53,13 @@ class Document:
             (re.compile(re.sub(r"\{\w+\}", "[^/]+", path)), path) for path in sorted(self.openapi["paths"], key=_bound)
         ]
 
-    def operation(self, method: str, path: str) -> dict[str, Any] | None:
-        """What answers a request; None when nothing does."""
+        # Tests ask for the same few again: to search the routes, and to write a schema out, took most of a check.
+        self.operation = lru_cache(4096)(self._operation)
+        """What answers a request, by its method and path; None when nothing does."""
+
+        self._validator = cache(self._new_validator)  # by the schema as JSON
+
+    def _operation(self, method: str, path: str) -> dict[str, Any] | None:
         for candidate in (path, path.removesuffix("/")):
             found = self._find(method, candidate.removeprefix(KAFKA_PREFIX) if _is_v3(candidate) else candidate)
             if found is not None:
@@ -81,8 +86,16 @@ class Document:
 
     def check(self, schema: Mapping[str, Any], value: object, where: str) -> None:
         """Fails with what is wrong and where."""
-        check_schema(
-            orjson.dumps({**schema, "components": {"schemas": self.openapi["components"]["schemas"]}}), value, where
+        try:
+            self._validator(orjson.dumps(schema)).validate(value)
+        except ValidationError as error:
+            shown = orjson.dumps(value)[:2000].decode("utf-8", "replace")
+            at = "/".join(map(str, error.instance_path))
+            raise AssertionError(f"{where}: {at}: {error.message}\nin {shown}") from None
+
+    def _new_validator(self, schema: bytes) -> Draft202012Validator:
+        return Draft202012Validator(
+            {**orjson.loads(schema), "components": {"schemas": self.openapi["components"]["schemas"]}}
         )
 
     @cached_property
@@ -110,21 +123,6 @@ def _is_v3(path: str) -> bool:
 def document() -> Document:
     """The document, made once."""
     return Document()
-
-
-@cache
-def _validator(schema: bytes) -> Draft202012Validator:
-    return Draft202012Validator(orjson.loads(schema))
-
-
-def check_schema(schema: bytes, value: object, where: str) -> None:
-    """Fails with what is wrong and where. `schema` as JSON."""
-    try:
-        _validator(schema).validate(value)
-    except ValidationError as error:
-        shown = orjson.dumps(value)[:2000].decode("utf-8", "replace")
-        at = "/".join(map(str, error.instance_path))
-        raise AssertionError(f"{where}: {at}: {error.message}\nin {shown}") from None
 
 
 def check_head(method: str, path: str, status: int, headers: Mapping[str, str]) -> dict[str, Any] | None:

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, IntEnum
+from typing import NamedTuple
 
 from store import record_batch
 from store.record_batch import Record
@@ -36,6 +37,14 @@ class Reason(IntEnum):
     CANCELLED = 0
     MOVED = 1
     FIRED = 2
+
+
+class Changed(NamedTuple):
+    """A copy that a change has consumed, whose tombstone is not met yet."""
+
+    reason: Reason
+    position: int
+    """Of its unit in the timer log."""
 
 
 MARKS = {

@@ -12,22 +12,25 @@ delivered already, or unknown. All changes that wait share one append.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from store.errors import Corrupt, DiskFull, Overloaded, RecordTooLarge, StoreError, StoreStopped, UnknownQueue
 from store.types import Acks, Appended, Source
 from timer.accepting import Accepting
-from timer.changes import Change, Reason, Standing, encode_changes
+from timer.changes import Change, Changed, Reason, Standing, encode_changes
 from timer.errors import TimerBusy
+from timer.pending_counts import MINUTE_MS
 from timer.ports import Target
 from timer.record_cache import pick
 from timer.schedule import ScheduleId
 from timer.schedules import TRIES, Query, Schedules
-from timer.state import PATIENCE_MS, TimerState
+from timer.state import PATIENCE_MS, TURN_UNITS, TimerState
 from timer.timer_log import MAGIC_ROLL
 
-_CHANGES_PER_GO = 5000
+_CHANGES_PER_GO = 1000
+"""What one append does, and with it one turn of the event loop: some milliseconds."""
 
 
 class Outcome(NamedTuple):
@@ -138,7 +141,9 @@ class Changing:
                 await self._take_body(change)
         claimed: list[Change] = []
         try:
-            claimed += (change for change in changes if self._claim(change))
+            for start in range(0, len(changes), TURN_UNITS):
+                claimed += (change for change in changes[start : start + TURN_UNITS] if self._claim(change))
+                await self._state.log.yield_to_loop()
         except Corrupt:
             self._unclaim(claimed)
             raise
@@ -170,7 +175,7 @@ class Changing:
         unit = change.unit = self._state.timer_log.read(change.position)
         if change.error is not None or self._state.standing_of(unit) is not Standing.PENDING:
             return False
-        self._state.changed[change.source] = change.reason
+        self._state.changed[change.source] = Changed(change.reason, change.position)
         return True
 
     def _unclaim(self, changes: Sequence[Change]) -> None:
@@ -181,11 +186,12 @@ class Changing:
         """Count changes whose entry is durable. Their units are marked when their tombstones are met."""
         metrics = self._state.metrics
         copy_index = len(changes)
+        removed: Counter[tuple[int, int, bool]] = Counter()
         for change in changes:
             assert change.unit is not None
             change.is_done = True
             unit = change.unit
-            self._state.pending.remove(unit.topic_id, unit.due_ms, rolls=bool(unit.magic & MAGIC_ROLL))
+            removed[unit.topic_id, unit.due_ms // MINUTE_MS, bool(unit.magic & MAGIC_ROLL)] += 1
             if change.reason is Reason.CANCELLED:
                 metrics.cancelled_count += 1
                 continue
@@ -194,6 +200,8 @@ class Changing:
             copy_index += 1
             if change.reason is Reason.FIRED:
                 self._state.awaited[change.copy] = asyncio.get_running_loop().create_future()
+        for (topic_id, minute, rolls), count in removed.items():
+            self._state.pending.remove(topic_id, minute * MINUTE_MS, rolls=rolls, count=count)
         self._state.tombstone_count += len(changes)
 
 

@@ -54,23 +54,24 @@ class DueRecords:
 
     def fill(self, numbers: Sequence[int], body: Body) -> int:
         """Take the records of some items, all of this body; return their bytes. Raises Corrupt as `pick`."""
-        items, keys, values, timestamps_ms = self.items, self.keys, self.values, self.timestamps_ms
-        headers, sizes_bytes = self.headers, self.sizes_bytes
+        items = self.items
         indexes = [record_index_of(items[number]) for number in numbers]
         rows = checked_rows(source_of(items[numbers[0]]).position, indexes, body)
-        total_bytes = 0
-        for number, row, delay in zip(numbers, rows, body.delays.row_bytes(rows), strict=True):
-            key = keys[number] = body.keys[row]
-            value = values[number] = body.values[row]
-            timestamp_ms = timestamps_ms[number] = body.timestamps_ms[row]
-            own_headers = headers[number] = body.headers[row]
-            self.delays[number] = delay
-            if body.tag_hashes:
-                self.tag_hashes[number] = body.tag_hashes[row]
-            self.json_values[number] = body.json_values
-            size_bytes = sizes_bytes[number] = record_bytes(key, value, timestamp_ms, own_headers)
-            total_bytes += size_bytes
-        return total_bytes
+        return sum([self.take(number, body, row) for number, row in zip(numbers, rows, strict=True)])
+
+    def take(self, number: int, body: Body, row: int) -> int:
+        """Take the record of one item out of this row of its body; return its bytes. The body itself is not kept: it
+        may have been decoded for a few of its records."""
+        key = self.keys[number] = body.keys[row]
+        value = self.values[number] = body.values[row]
+        timestamp_ms = self.timestamps_ms[number] = body.timestamps_ms[row]
+        headers = self.headers[number] = body.headers[row]
+        self.delays[number] = body.delays.row_bytes(row)
+        if body.tag_hashes:
+            self.tag_hashes[number] = body.tag_hashes[row]
+        self.json_values[number] = body.json_values
+        size_bytes = self.sizes_bytes[number] = record_bytes(key, value, timestamp_ms, headers)
+        return size_bytes
 
 
 @dataclass(slots=True)

@@ -29,6 +29,7 @@ from timer.delivery import DueRecords, Group, Grouping
 from timer.items import Item, fire_ms_of, item_of, source_of
 from timer.open_slots import Load
 from timer.ports import Partitions, Target
+from timer.prefetch import LATE_MS, PREFETCH_RECORDS_MAX, due_soon
 from timer.schedule import SLOT_MS
 from timer.state import TURN_UNITS, TimerState, wait
 from timer.timer_log import MAGIC_DELETE
@@ -49,6 +50,9 @@ CATCH_UP_RECORDS_MAX = 1024
 CATCH_UP_BYTES_MAX = 1 * MiB
 """What one append delivers once the oldest due record is so late: fewer appends deliver more; others wait longer."""
 
+_SOON_SHARE = 8
+"""Schedules in memory that are looked through for each record that is not at hand: a few microseconds."""
+
 _POPPED_COUNT = 256  # between two turns of the event loop
 _GROUPED_COUNT = 64  # the same
 _IDLE_MS_MAX = 500
@@ -65,6 +69,7 @@ class Firing:
         self._state = state
         self._partitions = partitions
         self._blocked = False  # the last delivery found no room on the disk or in the writer's queue
+        self._waits_to_open = False  # slots, until what is late is delivered
         self._lost_targets: set[Target] = set()
 
     async def run(self) -> None:
@@ -108,13 +113,17 @@ class Firing:
 
     async def get(self, now_ms: int) -> None:
         """Open slots up to a little ahead of the clock, and load them as memory allows; none while intake catches
-        up with the start."""
+        up with the start, nor while deliveries are late that fill a go: to walk what fires after them would take the
+        event loop from them."""
         state = self._state
         if state.is_catching_up:
             return
         until_ms = now_ms + state.config.open_ahead_ms
         open_slots = state.open
         while True:
+            self._waits_to_open = open_slots.is_behind(state.clock.now_ms() - LATE_MS, state.config.fire_records_max)
+            if self._waits_to_open:
+                return
             load = open_slots.next_load(until_ms)
             if load is not None:
                 await self._walk(load)
@@ -173,7 +182,8 @@ class Firing:
                         left_count -= await self._put(groups, put)
             state.open.advance(state.clock.now_ms() // SLOT_MS)
         state.room.set()
-        if left_count and not state.open.is_loaded:  # if nothing has left, two loops would keep each other awake
+        # If nothing has left, two loops would keep each other awake.
+        if left_count and (self._waits_to_open or not state.open.is_loaded):
             state.drained.set()
         return left_count
 
@@ -201,31 +211,42 @@ class Firing:
         return [item for item in due if item not in known]
 
     async def _message(self, due: list[Item]) -> tuple[DueRecords, list[int], list[Item]]:
-        """Read the records of due items; return them, which of them were read (places in `due`, in order), and the
+        """Read the records of due items; return them, which of them were read (indexes into `due`, in order), and the
         items that did not fit the bytes of one go.
 
         Each entry is decoded once for all its due records: in a busy second the records of one accepted batch lie
         scattered over `due`, and there may be more batches than memory is to hold.
         """
         state = self._state
-        by_entry: dict[int, list[int]] = {}  # places in `due`
+        records = DueRecords(due)
+        size_bytes, first = await self._take_at_hand(records)
+        if first >= PIECE_RECORDS_MAX and 2 * first >= len(due):
+            # What is at hand does not wait until the rest is read.
+            return records, list(range(first)), due[first:]
+        by_entry: dict[int, list[int]] = {}  # indexes into `due`
         indexes: dict[int, list[int]] = {}  # of their records
-        for number, item in enumerate(due):
-            position, index = source_of(item)
+        for number in range(first, len(due)):
+            position, index = source_of(due[number])
             by_entry.setdefault(position, []).append(number)
             indexes.setdefault(position, []).append(index)
-            if number % TURN_UNITS == 0:
+            if number % TURN_UNITS == TURN_UNITS - 1:
                 await state.log.yield_to_loop()
-        records = DueRecords(due)
         gone: set[int] = set()  # parked
         positions = list(by_entry)
-        size_bytes = turn_count = read_count = ahead_count = 0
+        wanted, count = indexes, len(due) - first
+        if count >= PIECE_RECORDS_MAX:
+            # Read once for what is due next as well: the goes that follow find it at hand.
+            count = min(PREFETCH_RECORDS_MAX, _SOON_SHARE * count)
+            soon = await due_soon(state, state.clock.now_ms(), count)
+            if soon is not None:
+                wanted = {position: [*own, *soon.indexes.get(position, ())] for position, own in indexes.items()}
+        turn_count = read_count = ahead_count = 0
         for position, numbers in by_entry.items():
             if size_bytes >= state.config.fire_bytes_max:
                 break
             if read_count == ahead_count:
                 ahead_count += await state.record_cache.read_ahead(
-                    {position: indexes[position] for position in positions[read_count:]}
+                    {position: wanted[position] for position in positions[read_count:]}
                 )
             read_count += 1
             try:
@@ -244,7 +265,7 @@ class Firing:
                 state.metrics.parked_count += len(numbers)
                 gone.update(numbers)
                 log.error("timer: %d due records of entry %d cannot be read: %s", len(numbers), position, damage)
-        if records_count := sum(len(by_entry[position]) for position in positions[:read_count]):
+        if records_count := first + sum(len(by_entry[position]) for position in positions[:read_count]):
             state.record_bytes = size_bytes // records_count
         unread = positions[read_count:]
         until = min((by_entry[position][0] for position in unread), default=len(due))
@@ -254,6 +275,23 @@ class Firing:
             [number for number in range(until) if number not in gone],
             [due[number] for number in range(until, len(due)) if number not in gone],
         )
+
+    async def _take_at_hand(self, records: DueRecords) -> tuple[int, int]:
+        """Take the records up to the first whose entry was not decoded ahead (timer/prefetch.py), or as many as have
+        the bytes of one go; return their bytes, and how many they are."""
+        state = self._state
+        at_hand, bytes_max = state.record_cache.at_hand, state.config.fire_bytes_max
+        size_bytes = 0
+        for number, item in enumerate(records.items):
+            position, index = source_of(item)
+            body = at_hand(position)
+            row = None if body is None else body.row_of(index)
+            if body is None or row is None or size_bytes >= bytes_max:
+                return size_bytes, number
+            size_bytes += records.take(number, body, row)
+            if number % TURN_UNITS == TURN_UNITS - 1:
+                await state.log.yield_to_loop()
+        return size_bytes, len(records.items)
 
     async def _group(self, records: DueRecords, numbers: Sequence[int]) -> Grouping:
         grouping = Grouping(batch_bytes_max=self._state.config.batch_bytes_max)

@@ -13,7 +13,7 @@ Invariants
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator
 
 from store.limits import MiB
 from store.topics import TIMER_QUEUE
@@ -32,13 +32,16 @@ log = logging.getLogger(__name__)
 _READ_BYTES = 1 * MiB
 _WAIT_MS = 500
 
-BEHIND_TURNS = 64
+BEHIND_TURNS = 16
 BEHIND_UNITS_MAX = 1024
 """In so many turns of the event loop it is to schedule what is behind; but not more of it in one, which takes
 milliseconds then. Who lists or cancels schedules waits for all that was accepted before."""
 
 BURST_TURNS = 16
 """Over so many turns at least a burst is spread: what was accepted in one turn can be many milliseconds' work."""
+
+TURN_UNITS_MAX = 4096
+"""And this at most is scheduled in one turn, however much is behind: 10 ms, or 20 of schedules with keys."""
 
 
 class Intake:
@@ -68,7 +71,7 @@ class Intake:
         end_offset = state.log.bounds(TIMER_QUEUE).max_offset
         turn_count, turn_count_max = 0, self._turn_count_max(end_offset, end_offset)
         for entry in await self._get():
-            keys = await keys_of(entry, state.log)
+            keys = await self._keys_of(entry)
             while state.queue_offset < entry.next_offset:
                 if not self.may_go_on():
                     return state.queue_offset - first_offset
@@ -81,13 +84,24 @@ class Intake:
                     turn_count, turn_count_max = 0, self._turn_count_max(seen_offset, end_offset)
         return state.queue_offset - first_offset
 
+    async def _keys_of(self, entry: Entry) -> Iterator[bytes | None] | None:
+        """The schedule keys of the records of an entry that are still to be put. They are decoded with `_put`, at its
+        pace: all of them before it, in turns of their own, left the wheel seconds behind."""
+        keys = keys_of(entry)
+        if keys is not None:
+            for number in range(self._state.queue_offset - entry.base_offset):  # there was no room for more of it
+                next(keys)
+                if number % TURN_UNITS == 0:
+                    await self._state.log.yield_to_loop()
+        return keys
+
     def _turn_count_max(self, seen_offset: int, end_offset: int) -> int:
         """How many records to schedule before the event loop has its next turn: as many as were accepted in the last
         one (those from `seen_offset` on), so that senders cannot leave the wheel behind, and some that are behind; of a
         burst a part."""
         behind_count = end_offset - self._state.queue_offset
         count = end_offset - seen_offset + min(behind_count // BEHIND_TURNS, BEHIND_UNITS_MAX)
-        return max(TURN_UNITS, min(count, max(BEHIND_UNITS_MAX, behind_count // BURST_TURNS)))
+        return max(TURN_UNITS, min(count, max(BEHIND_UNITS_MAX, behind_count // BURST_TURNS), TURN_UNITS_MAX))
 
     def may_go_on(self) -> bool:
         """False while memory is full of what fires at once, units wait for a full disk, or E2 forbids it."""
@@ -115,7 +129,7 @@ class Intake:
             state.queue_offset = result.min_offset
         return result.entries
 
-    def _put(self, entry: Entry, keys: Mapping[int, bytes]) -> None:
+    def _put(self, entry: Entry, keys: Iterator[bytes | None] | None) -> None:
         """Hang the next records of one entry, at most TURN_UNITS. No await inside (E3)."""
         state = self._state
         wheel_add = state.wheel.add
@@ -135,10 +149,11 @@ class Intake:
         stop = min(start + TURN_UNITS, entry.record_count)
         arrived = False
         for index, delay in enumerate(entry.delays[start:stop], start):
+            key = None if keys is None else next(keys)
             if consumed and (source := Source(position, index)) in consumed:
                 consumed.discard(source)
                 state.metrics.already_delivered_count += 1
-                if keys and (key := keys.get(index)) is not None:  # whose row would go on naming the copy before it
+                if key is not None:  # whose row would go on naming the copy before it
                     state.key_rows.meet(TopicKey(delay.topic_id, key), source, read_mark_s)
                 continue
             due_ms, topic_id, _, origin_position, _ = delay
@@ -164,7 +179,7 @@ class Intake:
                 topic_id,
                 slot_s,
             )
-            if keys and (key := keys.get(index)) is not None:
+            if key is not None:
                 state.key_rows.meet(TopicKey(topic_id, key), Source(position, index), slot_s)
             added_to = topic_id, due_ms // MINUTE_MS, rolls
             added[added_to] = added.get(added_to, 0) + 1
@@ -197,12 +212,13 @@ class Intake:
     def _meet_tombstone(self, source: Source, reason: Reason) -> None:
         """Mark the unit of a copy that a change has consumed, so that its slot's walk passes over it."""
         state = self._state
-        position = state.timer_log.find(*source)
+        changed = state.changed.pop(source, None)
+        # To find it takes 20 reads; that is for a start, where nobody knows what was changed before.
+        position = state.timer_log.find(*source) if changed is None else changed.position
         if position is not None:
             unit = state.timer_log.read(position)
             if not unit.magic & MAGIC_DELETE:
                 state.timer_log.mark(position, unit.magic | MARKS[reason])
                 state.wheel.release(unit.slot_s)
             state.open.withdraw(item_of(unit))  # the walk may have been there before
-        state.changed.pop(source, None)
         state.consumed_scheduled.pop(source, None)

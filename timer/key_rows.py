@@ -48,9 +48,9 @@ class KeyRows:
                 found[key] = row.source
         return found
 
-    def take(self) -> Mapping[TopicKey, KeyRow]:
+    def take(self) -> dict[TopicKey, KeyRow]:
         """The rows to commit next, which count meanwhile; again with those of a commit that failed."""
-        self._committing = {**self._committing, **self._met}
+        self._committing = {**self._committing, **self._met} if self._committing else self._met
         self._met = {}
         return self._committing
 
@@ -59,6 +59,6 @@ class KeyRows:
         self._index.commit(rows, queue_offset, before_s=before_s)
 
     def committed(self) -> None:
-        """What `take` gave is durable."""
+        """What `take` gave is durable, and the caller's now."""
         self._committing = {}
         self._commit_count += 1

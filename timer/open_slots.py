@@ -230,6 +230,14 @@ class OpenSlots:
         first = self._memory.first()
         return None if first is None else fire_ms_of(first)
 
+    def is_behind(self, late_ms: int, count_least: int) -> bool:
+        """Whether so many schedules are in memory, and the first was due before `late_ms` and can be popped: whatever
+        could be loaded now fires after it."""
+        if len(self._memory) < count_least:
+            return False
+        first = self._memory.first()
+        return first is not None and first < min(fire_key(late_ms), self._limit())
+
     def has_room(self) -> bool:
         """Whether further slots should be opened: nothing waits to be loaded, and memory is not half full."""
         return not self._partial and len(self._memory) < self._count_max // 2

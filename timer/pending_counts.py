@@ -81,23 +81,23 @@ class TimeCounts:
             counts = page[: self.page_bins]
             self._pages[topic_id, number] = array("i", [*counts, sum(counts)])
 
-    def spread(self, number: int, page: Page, bounds_ms: Sequence[int], counts: list[int]) -> bool:
+    def spread(self, number: int, page: Page, bounds_ms: Sequence[int], counts: list[int], split: Counter[int]) -> None:
         """Add a page to counts between bounds that rise: `counts[i]` is of what is before `bounds_ms[i]`, the last one
-        of what is behind all. False when a bound lies within a bin that is not empty."""
+        of what is behind all. A bin in which a bound lies is added to `split` instead, by its start."""
         bin_ms = self.bin_ms
         first_ms = number * self.page_bins * bin_ms
         index = bisect_right(bounds_ms, first_ms)
         if index == len(bounds_ms) or bounds_ms[index] >= first_ms + self.page_bins * bin_ms:
             counts[index] += page[-1]
-            return True
-        is_exact = True
+            return
         for at in range(self.page_bins):
             if page[at]:
                 start_ms = first_ms + at * bin_ms
                 index = bisect_right(bounds_ms, start_ms)
-                counts[index] += page[at]
-                is_exact = is_exact and (index == len(bounds_ms) or bounds_ms[index] >= start_ms + bin_ms)
-        return is_exact
+                if index == len(bounds_ms) or bounds_ms[index] >= start_ms + bin_ms:
+                    counts[index] += page[at]
+                else:
+                    split[start_ms] += page[at]
 
     def bins(self, topic_ids: frozenset[int] | None, from_ms: int) -> Iterator[tuple[int, int, int]]:
         """Start, end and count of all bins that do not end before a time and are not empty. Page by page in order; of
@@ -109,10 +109,10 @@ class TimeCounts:
         while heap:
             number, at = heapq.heappop(heap)
             page, first_ms = pages[at][1], number * self.page_bins * self.bin_ms
-            for place in range(max(0, from_ms - first_ms) // self.bin_ms, self.page_bins):
-                if page[place]:
-                    start_ms = first_ms + place * self.bin_ms
-                    yield start_ms, start_ms + self.bin_ms, page[place]
+            for bin_ in range(max(0, from_ms - first_ms) // self.bin_ms, self.page_bins):
+                if page[bin_]:
+                    start_ms = first_ms + bin_ * self.bin_ms
+                    yield start_ms, start_ms + self.bin_ms, page[bin_]
 
 
 class Times(tuple[TimeCounts, TimeCounts]):
@@ -174,8 +174,13 @@ class PendingCounts:
 
     def next_ones(self, topic_ids: frozenset[int] | None, from_ms: int, count_least: int) -> Span:
         """The time from a time on in which at least `count_least` of some topics are due, or all; it is not much longer
-        than it must be. When nothing is known of just these topics: of all."""
-        times, topic_ids = self.times(topic_ids) or (self.of_all, None)
+        than it must be. When it is not known when just these topics are due: as if their share were the same at all
+        times."""
+        if (known := self.times(topic_ids)) is None:
+            meant = sum(self.by_topic.get(topic_id, 0) for topic_id in topic_ids or ())
+            count_least = -(-count_least * self.total // max(meant, 1))
+            known = self.of_all, None
+        times, topic_ids = known
         count, end_ms, has_rolled = 0, from_ms, False
         for start_ms, stop_ms, some in heapq.merge(
             *(part.bins(topic_ids, from_ms) for part in times), key=itemgetter(0)

@@ -72,12 +72,12 @@ def parse(content: bytes) -> Parsed | None:
     if parts == len(counts.of_all):
         counts.of_topics = None
     topics_end = end = _HEADER.size + topic_count * _TOPIC.size
-    places = []
+    pages = []
     try:
         for times in _parts(counts):
             start = end + _COUNT.size
             end = start + _COUNT.unpack_from(content, end)[0] * _page_of(times).size
-            places.append((times, start, end))
+            pages.append((times, start, end))
         (crc,) = _CRC.unpack_from(content, end)
     except struct.error:  # it is shorter than it says
         return unknown
@@ -85,7 +85,7 @@ def parse(content: bytes) -> Parsed | None:
         return unknown
     counts.by_topic.update(_TOPIC.iter_unpack(content[_HEADER.size : topics_end]))
     counts.total = sum(counts.by_topic.values())
-    for times, start, end in places:
+    for times, start, end in pages:
         rows = _page_of(times).iter_unpack(content[start:end])
         times.restore((topic_id, number, page) for topic_id, number, *page in rows)
     return Parsed(version, log_end, queue_offset, counts)

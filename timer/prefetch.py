@@ -5,15 +5,17 @@ and check a whole entry again for each moment costs more than all else that a de
 for it. So, some four times a second, the schedules in memory are looked through up to a second ahead. An entry of which
 something falls due in the first half of that, and is not at hand, is read, and decoded for all of it.
 
-A delivery itself decodes what is due, and nothing more: what arrived since the last look, and all of it when so much is
-due that each entry is wanted for much at once. While deliveries are late, nothing is looked for ahead of them: that
-would only take the event loop from them, and the more so the more is due.
+A delivery decodes what is not at hand: what arrived since the last look, and all of it when so much is due that each
+entry is wanted for much at once. When that is many records, those are decoded with them that are due next in the same
+entries. While deliveries are late, nothing else is looked for ahead of them: that would only take the event loop from
+them, and the more so the more is due.
 """
 
 from __future__ import annotations
 
 import asyncio
 from itertools import islice
+from typing import NamedTuple
 
 from timer.items import fire_key, source_of
 from timer.record_cache import DECODED_OVERHEAD_BYTES
@@ -30,6 +32,38 @@ PREFETCH_INTERVAL_MS_MIN = 50
 
 LATE_MS = 100
 """Deliveries that are later than this have the event loop for themselves."""
+
+
+class Soon(NamedTuple):
+    """What is in memory and due within `ahead_ms`: the indexes of the records by the position of their entry, and of
+    these the ones due in the first half."""
+
+    ahead_ms: int
+    indexes: dict[int, list[int]]
+    near: dict[int, list[int]]
+
+
+async def due_soon(state: TimerState, now_ms: int, count_max: int) -> Soon | None:
+    """What falls due within PREFETCH_MS, or within a part of that when it is more than `count_max`; None when too much
+    is due at once."""
+    # So many that they take a quarter of what bodies may: of an entry of which a quarter is wanted, all is.
+    bytes_max = state.config.bodies_bytes_max // 4
+    count_max = min(count_max, bytes_max // (state.record_bytes + DECODED_OVERHEAD_BYTES))
+    ahead_ms = PREFETCH_MS
+    while (items := state.open.due_before(now_ms + 1 + ahead_ms, count_max)) is None:
+        if not ahead_ms:
+            return None
+        ahead_ms //= 2
+    half = fire_key(now_ms + 1 + ahead_ms // 2)
+    soon = Soon(ahead_ms, {}, {})
+    for number, item in enumerate(items, 1):
+        position, index = source_of(item)
+        soon.indexes.setdefault(position, []).append(index)
+        if item < half:
+            soon.near.setdefault(position, []).append(index)
+        if number % TURN_UNITS == 0:
+            await state.log.yield_to_loop()
+    return soon
 
 
 class Prefetch:
@@ -52,35 +86,19 @@ class Prefetch:
         fire_ms = state.open.next_fire_ms()
         if fire_ms is not None and fire_ms < now_ms - LATE_MS:
             return 0
-        ahead_ms = PREFETCH_MS
-        while (items := state.open.due_before(now_ms + 1 + ahead_ms, self._count_max())) is None:
-            if not ahead_ms:
-                return 0
-            ahead_ms //= 2
-        half = fire_key(now_ms + 1 + ahead_ms // 2)
-        soon: dict[int, list[int]] = {}  # record indexes by entry position,
-        first: dict[int, list[int]] = {}  # and those in the first half
-        for number, item in enumerate(items, 1):
-            position, index = source_of(item)
-            soon.setdefault(position, []).append(index)
-            if item < half:
-                first.setdefault(position, []).append(index)
-            if number % TURN_UNITS == 0:
-                await yield_to_loop()
-        entries = iter(first.items())
+        soon = await due_soon(state, now_ms, PREFETCH_RECORDS_MAX)
+        if soon is None:
+            return 0
+        ahead_ms, indexes = soon.ahead_ms, soon.indexes
+        entries = iter(soon.near.items())
         while some := list(islice(entries, TURN_UNITS)):
             if state.clock.now_ms() > now_ms + ahead_ms // 2:
                 break  # it is too slow, and what is left is due
             wanted = {
-                position: soon[position] for position, indexes in some if not state.record_cache.has(position, indexes)
+                position: indexes[position] for position, near in some if not state.record_cache.has(position, near)
             }
             while wanted:
                 for position in list(islice(wanted, await state.record_cache.read_ahead(wanted))):
                     del wanted[position]
             await yield_to_loop()
         return ahead_ms
-
-    def _count_max(self) -> int:
-        """So many that they take a quarter of what bodies may: of an entry of which a quarter is wanted, all is."""
-        bytes_max = self._state.config.bodies_bytes_max // 4
-        return min(PREFETCH_RECORDS_MAX, bytes_max // (self._state.record_bytes + DECODED_OVERHEAD_BYTES))

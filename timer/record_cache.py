@@ -27,7 +27,6 @@ _RECORD_OVERHEAD_BYTES = 128  # framing, our two headers and the record's share 
 _READ_AHEAD_BYTES = 4 * MiB
 _READ_AHEAD_COUNT = 1000
 _TURN_RECORDS = 64  # decoded between two turns of the event loop
-_TURN_STARTS = 256  # walked over between two turns
 DECODED_OVERHEAD_BYTES = 300  # what Python adds to a decoded record,
 _BODY_OVERHEAD_BYTES = 500  # to the columns of an entry,
 STARTS_OVERHEAD_BYTES = 250  # and to where its records start
@@ -52,6 +51,11 @@ class Body(NamedTuple):
     def has(self, indexes: Iterable[int] | None) -> bool:
         """Whether all of these records (None: all) were decoded, of those that the entry has."""
         return self.rows is None or (indexes is not None and all(index in self.rows for index in indexes))
+
+    def row_of(self, index: int) -> int | None:
+        """Where a record is in the columns; None when it was not decoded, or the entry has no such record."""
+        row = index if self.rows is None else self.rows.get(index)
+        return row if row is not None and row < len(self.keys) and row < len(self.delays) else None
 
 
 class Picked(NamedTuple):
@@ -125,6 +129,13 @@ class RecordCache:
             self._cached.move_to_end(position)
             return body
         return await self._keep(await self._read_entry(position), indexes)
+
+    def at_hand(self, position: int) -> Body | None:
+        """What is decoded of the entry at a log position."""
+        body = self._cached.get(position)
+        if body is not None:
+            self._cached.move_to_end(position)
+        return body
 
     def has(self, position: int, indexes: Collection[int]) -> bool:
         """Whether these records of an entry are at hand."""
@@ -209,8 +220,7 @@ class RecordCache:
             self._starts.move_to_end(entry.position)
             return starts
         starts = array("I")
-        walk = record_batch.record_starts(entry.batch)
-        while some := list(islice(walk, _TURN_STARTS)):
+        for some in record_batch.record_starts(entry.batch):
             starts.extend(some)
             await self._yield_to_loop()
         if entry.position not in self._starts:  # somebody else may have come first

@@ -21,7 +21,7 @@ Invariants
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from store import record_batch
@@ -31,10 +31,10 @@ from store.types import Entry, Source
 from timer.changes import Standing
 from timer.delivery import SCHEDULE_KEY_HEADER
 from timer.errors import ScheduleKeyTaken, TimerBusy
-from timer.ports import Log, TopicKey
+from timer.ports import TopicKey
 from timer.record_cache import pick
 from timer.schedule import ScheduleId
-from timer.state import TURN_UNITS, TimerState
+from timer.state import TimerState
 
 _MARK = SCHEDULE_KEY_HEADER.encode()
 _TRIES = 20
@@ -135,13 +135,9 @@ def key_of(headers: Headers) -> bytes | None:
     return next((value for name, value in headers if name == SCHEDULE_KEY_HEADER), None)
 
 
-async def keys_of(entry: Entry, log: Log) -> Mapping[int, bytes]:
-    """The schedule keys of a `__timer` entry, by record index. Nearly all entries have none, and are not decoded."""
-    keys: dict[int, bytes] = {}
-    if _MARK in bytes(entry.batch):
-        for index, record in enumerate(record_batch.decode(entry.batch)):
-            if (key := key_of(record.headers)) is not None:
-                keys[index] = key
-            if index % TURN_UNITS == 0:
-                await log.yield_to_loop()
-    return keys
+def keys_of(entry: Entry) -> Iterator[bytes | None] | None:
+    """The schedule keys of the records of a `__timer` entry, one by one, decoded when they are asked for; None when it
+    has none. Nearly all entries have none, and are not decoded."""
+    if _MARK not in bytes(entry.batch):
+        return None
+    return (key_of(record.headers) for record in record_batch.decode(entry.batch))

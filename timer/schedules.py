@@ -11,8 +11,9 @@ There is no index of them; nothing is kept in memory but counts by minute. What 
                that rolls meanwhile may be met twice.
     by due     The counts by minute (timer/pending_counts.py) say in which minutes the next ones are. Their slots are
                walked; when any that has rolled is due there, which may wait in any earlier slot, the timer log is
-               searched for these minutes (a twentieth of a second for a million schedules).
-    count      The counts by minute, when all bounds are whole minutes; else as by searching the timer log.
+               searched for these minutes (timer/finding.py; some hundredths of a second for a million schedules).
+    count      The counts by minute. Of a minute, or a quarter of an hour of what has rolled, in which a bound lies,
+               the schedules are looked at as by due.
 
 Listing and counting wait for no delivery and yield every few hundred units: whoever draws a chart of what is pending
 every second delays nobody. A lookup by id waits for the end of a go, so that its answer is final.
@@ -24,6 +25,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
@@ -34,12 +36,13 @@ from store.topics import TIMER_QUEUE
 from store.types import Delay, Source
 from timer.changes import Standing
 from timer.errors import TimerBusy
-from timer.pending_counts import MINUTE_MS
+from timer.finding import DueUnits, Span, merged
+from timer.pending_counts import MINUTE_MS, QUARTER_MS
 from timer.ports import Partitions, Target
 from timer.record_cache import Picked, pick
 from timer.schedule import SLOT_MS, ScheduleId
 from timer.state import TURN_UNITS, TimerState
-from timer.timer_log import MAGIC_DELETE, MAGIC_ROLL, UNIT_BYTES, due_between, unpack_units
+from timer.timer_log import MAGIC_DELETE, MAGIC_ROLL, UNIT_BYTES, unpack_units
 from timer.wheel import NOWHERE
 
 UNITS_PER_PAGE_MAX = 1_000_000
@@ -68,8 +71,10 @@ TRIES = 20
 
 _TURN_UNITS = 256  # looked at between two turns of the event loop
 _TURN_DUES = 4096  # ... when only the due times are
+_TURN_SKIPPED = 16_384  # ... when most are ruled out by a byte
 _TURN_PAGES = 512  # ... pages of counts
 _TURN_SLOTS = 3600  # ... slots of which most are empty
+_NEVER_MS = 1 << 62
 _LAST_POSITION = 10**18 - 1  # behind all of one due time; in the cursor as long as a position may be
 _EVIDENCE_BYTES_MAX = 64 * MiB
 _EVIDENCE_READ_BYTES = 4 * MiB
@@ -102,9 +107,9 @@ class Query(NamedTuple):
     keys: frozenset[bytes | None] | None = None
 
     @property
-    def has_range(self) -> bool:
-        """Whether a time is asked for."""
-        return self.from_ms > 0 or self.to_ms is not None
+    def is_narrow(self) -> bool:
+        """Whether a time or topics are asked for."""
+        return self.topic_ids is not None or self.from_ms > 0 or self.to_ms is not None
 
     def means(self, topic_id: int, due_ms: int) -> bool:
         """Whether a schedule is asked for, unless its key is another."""
@@ -133,6 +138,13 @@ class Census(NamedTuple):
 
     counts: list[int]
     overdue_count: int
+    rolled_count: int
+
+
+class _Between(NamedTuple):
+    """How many are due before, between and behind some bounds, and how many of all have rolled."""
+
+    counts: list[int]
     rolled_count: int
 
 
@@ -346,27 +358,27 @@ class Schedules:
 
     async def _are_many(self, from_ms: int, to_ms: int) -> bool:
         """Whether to walk the slots of a time, in which schedules of all topics are, takes longer than a search."""
-        counts = [0, 0, 0]
-        bounds_ms = [from_ms - from_ms % MINUTE_MS, to_ms + -to_ms % MINUTE_MS]
-        await self._spread(Query(), bounds_ms, counts)
-        return counts[1] * WALKED_SHARE > (self._state.timer_log.end - self._state.timer_log.start) // UNIT_BYTES
+        bounds_ms = [from_ms - from_ms % QUARTER_MS, to_ms + -to_ms % QUARTER_MS]  # no bin is split
+        known = await self._count_between(Query(), bounds_ms)
+        return known is None or self._is_quicker_searched(known.counts[1])
+
+    def _is_quicker_searched(self, count: int) -> bool:
+        units_count = (self._state.timer_log.end - self._state.timer_log.start) // UNIT_BYTES
+        return count * WALKED_SHARE > units_count
 
     async def census(self, query: Query, bounds_ms: Sequence[int]) -> Census:
-        """Pending schedules between bounds that rise; [bounds[i], bounds[i + 1]). Of whole minutes they are at hand,
-        for others every unit is looked at. Of the query only its topics count. Raises TimerBusy, Corrupt."""
+        """Pending schedules between bounds that rise; [bounds[i], bounds[i + 1]). Of whole minutes they are at hand; of
+        the minutes in which a bound lies schedules are looked at one by one. Of the query only its topics count. Raises
+        TimerBusy, Corrupt."""
         state = self._state
         await state.caught_up()
         now_ms = state.clock.now_ms()
         of_topics = Query(query.topic_ids)
-        counts = [0] * (len(bounds_ms) + 1)  # with what is before all bounds, and behind them
-        minute_ms = now_ms - now_ms % MINUTE_MS
-        past = [0, 0]
-        rolled_count = await self._spread(of_topics, bounds_ms, counts)
-        if rolled_count is not None and await self._spread(of_topics, [minute_ms], past) is not None:
-            this_minute = of_topics._replace(from_ms=minute_ms, to_ms=now_ms)
-            past[0] += sum([len(pending) async for _, pending in self._walk_slots(this_minute)])
-            return Census(counts[1:-1], past[0], rolled_count)
-        counts = [0] * len(counts)
+        known = await self._count_between(of_topics, bounds_ms)
+        past = await self._count_between(of_topics, [now_ms])
+        if known is not None and past is not None:
+            return Census(known.counts[1:-1], past.counts[0], known.rolled_count)
+        counts = [0] * (len(bounds_ms) + 1)
         overdue_count = rolled_count = 0
         async with self._searching:
             async for _, pending in self._look_through(of_topics, 0):
@@ -376,33 +388,62 @@ class Schedules:
                     rolled_count += bool(magic & MAGIC_ROLL)
         return Census(counts[1:-1], overdue_count, rolled_count)
 
-    async def _spread(self, query: Query, bounds_ms: Sequence[int], counts: list[int]) -> int | None:
-        """Add what is pending of some topics to counts between bounds; return how many of all have rolled. None when
-        the bounds are not all whole bins, or the topics are not told apart."""
-        known = self._state.pending.times(query.topic_ids)
-        if known is None or any(bound_ms % MINUTE_MS for bound_ms in bounds_ms):
-            return None
-        times, topic_ids = known
-        sums = []
-        for part in times:
-            pages = part.pages(topic_ids)
-            for start in range(0, len(pages), _TURN_PAGES):
-                for number, page in pages[start : start + _TURN_PAGES]:
-                    if not part.spread(number, page, bounds_ms, counts):
-                        return None
-                await self._state.log.yield_to_loop()
-            sums.append(sum(page[-1] for _, page in pages))
-        return sums[True]
-
     async def count(self, query: Query) -> int:
         """How many are pending and meant, whatever their key. Raises TimerBusy, Corrupt."""
         await self._state.caught_up()
         bounds_ms = [query.from_ms] + ([] if query.to_ms is None else [query.to_ms])
-        counts = [0] * (len(bounds_ms) + 1)
-        if await self._spread(query, bounds_ms, counts) is not None:
-            return counts[1]
+        known = await self._count_between(Query(query.topic_ids), bounds_ms)
+        if known is not None:
+            return known.counts[1]
         async with self._searching:
             return sum([len(pending) async for _, pending in self._look_through(query, 0)])
+
+    async def _count_between(self, of_topics: Query, bounds_ms: Sequence[int]) -> _Between | None:
+        """What is pending of some topics before, between and behind bounds that rise. None: these topics are not told
+        apart."""
+        known = self._state.pending.times(of_topics.topic_ids)
+        if known is None:
+            return None
+        times, topic_ids = known
+        counts = [0] * (len(bounds_ms) + 1)
+        sums = []
+        split: tuple[Counter[int], Counter[int]] = Counter(), Counter()
+        for part, bins in zip(times, split, strict=True):
+            pages = part.pages(topic_ids)
+            for start in range(0, len(pages), _TURN_PAGES):
+                for number, page in pages[start : start + _TURN_PAGES]:
+                    part.spread(number, page, bounds_ms, counts, bins)
+                await self._state.log.yield_to_loop()
+            sums.append(sum(page[-1] for _, page in pages))
+        async for due_ms in self._dues_in(of_topics, *split):
+            counts[bisect_right(bounds_ms, due_ms)] += 1
+        return _Between(counts, sums[True])
+
+    async def _dues_in(self, of_topics: Query, minutes: Counter[int], quarters: Counter[int]) -> AsyncIterator[int]:
+        """The due times of what is pending in some minutes, and of what has rolled in some quarters of an hour: both by
+        their starts, with how many are there."""
+        walked, searched = minutes, Counter[int]()
+        if self._is_quicker_searched(minutes.total()):
+            walked, searched = searched, walked
+        begin_ms = self._state.open.write_mark_s * SLOT_MS
+        spans = [Span(start_ms, start_ms + MINUTE_MS) for start_ms in walked if start_ms >= begin_ms]
+        if past := [start_ms for start_ms in walked if start_ms < begin_ms]:  # these may all wait in open slots
+            spans.append(Span(min(past), max(past) + MINUTE_MS))
+        for from_ms, to_ms in spans:
+            async for _, pending in self._walk_slots(of_topics._replace(from_ms=from_ms, to_ms=to_ms)):
+                for _, due_ms, magic in pending:
+                    if not magic & MAGIC_ROLL and due_ms - due_ms % MINUTE_MS in walked:
+                        yield due_ms
+        if not searched and not quarters:
+            return
+        spans = [Span(start_ms, start_ms + MINUTE_MS) for start_ms in searched]
+        spans += [Span(start_ms, start_ms + QUARTER_MS) for start_ms in quarters]
+        async with self._searching:
+            async for _, pending in self._look_through(of_topics, 0, merged(spans)):
+                for _, due_ms, magic in pending:
+                    bins, bin_ms = (quarters, QUARTER_MS) if magic & MAGIC_ROLL else (searched, MINUTE_MS)
+                    if due_ms - due_ms % bin_ms in bins:
+                        yield due_ms
 
     async def _walk_slots(self, query: Query) -> AsyncIterator[tuple[int | None, list[tuple[int, int, int]]]]:
         """As `_look_through`, but slot by slot, through a query's range of time (which must end). Open slots are looked
@@ -428,49 +469,42 @@ class Schedules:
                 await state.log.yield_to_loop()
             await state.log.yield_to_loop()
 
-    async def _look_through(self, query: Query, cursor: int) -> AsyncIterator[tuple[int, list[tuple[int, int, int]]]]:
+    async def _look_through(
+        self, query: Query, cursor: int, spans: Sequence[Span] | None = None
+    ) -> AsyncIterator[tuple[int, list[tuple[int, int, int]]]]:
         """All units from a cursor on, those of one turn of the event loop at a time: where they end, and position, due
-        time and magic of those that are pending and meant. A schedule counts as pending until its delivery is durable,
-        and as changed while its change is being made durable."""
-        turn_units = _TURN_DUES if query.has_range else _TURN_UNITS
+        time and magic of those that are pending and meant, and due in some spans (None: at any time). A schedule counts
+        as pending until its delivery is durable, and as changed while its change is being made durable."""
+        if spans is None and query.is_narrow:
+            spans = [Span(query.from_ms, _NEVER_MS if query.to_ms is None else query.to_ms)]
+        finder = None if spans is None else DueUnits(spans, query.topic_ids)
+        turn_units = _TURN_UNITS if finder is None else _TURN_SKIPPED if finder.are_few else _TURN_DUES
         for start, chunk in self._state.timer_log.chunks(cursor - cursor % UNIT_BYTES):
             for at in range(0, len(chunk), turn_units * UNIT_BYTES):
-                part = chunk[at : at + turn_units * UNIT_BYTES]
-                if query.has_range:
-                    pending = await self._pending_in_range(start + at, part, query)
+                units = chunk[at : at + turn_units * UNIT_BYTES]
+                first, end = start + at, start + at + len(units)
+                if finder is None:
+                    pending = list(self._pending(range(first, end, UNIT_BYTES), units))
                 else:
-                    pending = list(self._pending(start + at, part, query))
-                yield start + at + len(part), pending
+                    pending = []
+                    places = finder.places(units)
+                    for number in range(0, len(places), _TURN_UNITS):
+                        if number:
+                            await self._state.log.yield_to_loop()
+                        some = [place * UNIT_BYTES for place in places[number : number + _TURN_UNITS]]
+                        found = b"".join([units[place : place + UNIT_BYTES] for place in some])
+                        pending += self._pending([first + place for place in some], found)
+                yield end, pending
                 await self._state.log.yield_to_loop()
 
-    async def _pending_in_range(self, start: int, units: bytes, query: Query) -> list[tuple[int, int, int]]:
-        """As `_pending`, for a range of time: most units cost no more than a look at their due time."""
-        to_ms = (1 << 63) if query.to_ms is None else query.to_ms
-        places = due_between(units, query.from_ms, to_ms, query.topic_ids)
-        pending: list[tuple[int, int, int]] = []
-        for count, place in enumerate(places, 1):
-            at = place * UNIT_BYTES
-            pending += self._pending(start + at, units[at : at + UNIT_BYTES], query)
-            if count % _TURN_UNITS == 0:
-                await self._state.log.yield_to_loop()
-        return pending
-
-    def _pending(self, start: int, units: bytes, query: Query) -> Iterator[tuple[int, int, int]]:
-        """Position, due time and magic of those among some units that are pending and meant."""
+    def _pending(self, positions: Sequence[int], units: bytes) -> Iterator[tuple[int, int, int]]:
+        """Position, due time and magic of those among some units that are pending."""
         state = self._state
         read_mark_s, write_mark_s = state.open.read_mark_s, state.open.write_mark_s
-        topic_ids, from_ms = query.topic_ids, query.from_ms
-        to_ms = (1 << 63) if query.to_ms is None else query.to_ms
         changed, consumed, is_marked = state.changed, state.consumed_scheduled, state.timer_log.is_marked
-        position = start - UNIT_BYTES
-        for _, _, magic, due_ms, entry_position, _, record_index, topic_id, slot_s, _ in unpack_units(units):
-            position += UNIT_BYTES
-            if (
-                slot_s >= read_mark_s
-                and not magic & MAGIC_DELETE
-                and (topic_ids is None or topic_id in topic_ids)
-                and from_ms <= due_ms < to_ms
-            ):
+        for position, unit in zip(positions, unpack_units(units), strict=True):
+            _, _, magic, due_ms, entry_position, _, record_index, _, slot_s, _ = unit
+            if slot_s >= read_mark_s and not magic & MAGIC_DELETE:
                 if slot_s < write_mark_s or is_marked(position):
                     if state.standing_of(state.timer_log.read(position)) is Standing.PENDING:
                         yield position, due_ms, magic

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from store.clock import Clock
 from store.topics import TIMER_QUEUE
 from store.types import Source
-from timer.changes import MARKS, Reason, Standing
+from timer.changes import MARKS, Changed, Standing
 from timer.config import TimerConfig
 from timer.errors import TimerBusy
 from timer.items import item_of
@@ -64,7 +64,7 @@ class TimerState:
     delivered_until_s: int  # slots that held any of `consumed_scheduled` are before it
 
     # Written by changing; given up again by intake, which meets the tombstones.
-    changed: dict[Source, Reason] = field(default_factory=dict)  # consumed by changes whose tombstones were not met
+    changed: dict[Source, Changed] = field(default_factory=dict)  # consumed by changes whose tombstones were not met
     tombstone_count: int = 0  # ... and how many those are
     awaited: dict[Source, asyncio.Future[tuple[Target, int]]] = field(default_factory=dict)  # copies to fire now
 
@@ -113,8 +113,8 @@ class TimerState:
     def standing_of(self, unit: Unit) -> Standing:
         """What became of one copy. While it is being delivered it is pending; while it is being changed it is not."""
         source = Source(unit.entry_position, unit.record_index)
-        reason = self.changed.get(source)
-        magic = unit.magic if reason is None else unit.magic | MARKS[reason]
+        changed = self.changed.get(source)
+        magic = unit.magic if changed is None else unit.magic | MARKS[changed.reason]
         if magic & MAGIC_DELETE:
             if magic & MAGIC_FIRED:
                 return Standing.DELIVERED

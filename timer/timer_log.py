@@ -30,8 +30,7 @@ Invariants
 from __future__ import annotations
 
 import struct
-from collections.abc import Container, Iterable, Iterator
-from itertools import compress
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -56,11 +55,9 @@ assert _FACTS.size + _CRC.size == UNIT_BYTES
 _BLOCK_UNITS = 78  # read at once when walking backwards: what fits a 4 KiB page
 _SCAN_UNITS = 16_384  # read at once when scanning: 0.8 MiB
 _DUE = struct.Struct(">q")
-_DUE_AT = 16
-_TOPIC_ID = struct.Struct(">i")
-_TOPIC_ID_AT = 40
-_DUE_BYTE = 4  # of a due time's eight; behind it are so many bits:
-_BYTE_BITS = 24
+DUE_AT, TOPIC_ID_AT = 16, 40
+"""Where the fields begin in a unit."""
+
 _SEED_MASK = 0xFFFF_FFFF
 _NAME_DIGITS = 20
 _new = tuple.__new__  # a NamedTuple's own constructor takes three times as long
@@ -82,26 +79,6 @@ class Unit(NamedTuple):
 def unpack_units(chunk: bytes) -> Iterator[tuple[int, int, int, int, int, int, int, int, int, int]]:
     """The raw fields of units laid end to end, size and CRC included; nothing is checked."""
     return _UNIT.iter_unpack(chunk)
-
-
-def due_between(chunk: bytes, from_ms: int, to_ms: int, topic_ids: Container[int] | None) -> list[int]:
-    """Which of the units laid end to end are due in [from_ms, to_ms) for some topics (None: any), by their places;
-    nothing is checked.
-
-    First one byte of each due time is looked at, at the speed of C: it is the same for 4.7 hours.
-    """
-    first, last = from_ms >> _BYTE_BITS, to_ms - 1 >> _BYTE_BITS
-    places: Iterable[int] = range(len(chunk) // UNIT_BYTES)
-    if last - first < 255:
-        wanted = bytearray(256)
-        for number in range(first, last + 1):
-            wanted[number & 255] = True
-        places = compress(places, chunk[_DUE_AT + _DUE_BYTE :: UNIT_BYTES].translate(wanted))
-    due_at, topic_at = _DUE.unpack_from, _TOPIC_ID.unpack_from
-    places = [place for place in places if from_ms <= due_at(chunk, place * UNIT_BYTES + _DUE_AT)[0] < to_ms]
-    if topic_ids is None:
-        return places
-    return [place for place in places if topic_at(chunk, place * UNIT_BYTES + _TOPIC_ID_AT)[0] in topic_ids]
 
 
 class Unwritten(NamedTuple):
@@ -126,7 +103,8 @@ class TimerLog:
         self._handles: dict[int, File] = {}
         self._tail = bytearray()  # units from _tail_start on, in no file yet
         self._tail_start = 0
-        self._marks: dict[int, bytes] = {}  # marked units that `write` has not covered yet
+        self._marks: dict[int, bytes] = {}  # marked units that no `write` has been given yet
+        self._marking: dict[int, bytes] = {}  # ... and those that one was given; nobody changes it meanwhile
         self._block = b""  # the last read of a file, from _block_start on
         self._block_start = 0
         self.start = 0
@@ -169,7 +147,7 @@ class TimerLog:
         for name in self._files.list(self._directory):
             self._files.remove(self._directory / name)
         self._tail.clear()
-        self._marks.clear()
+        self._marks, self._marking = {}, {}
         self._block = b""
         self._tail_start = self._block_start = self.start = 0
 
@@ -181,7 +159,7 @@ class TimerLog:
     @property
     def unwritten_bytes(self) -> int:
         """Bytes of units and marks that wait for `write`."""
-        return len(self._tail) + UNIT_BYTES * len(self._marks)
+        return len(self._tail) + UNIT_BYTES * (len(self._marks) + len(self._marking))
 
     def append(
         self, previous: int, magic: int, due_ms: int, entry_position: int, entry_size: int, record_index: int,
@@ -197,8 +175,9 @@ class TimerLog:
 
     def read(self, position: int) -> Unit:
         """The unit at `position`. Raises Corrupt when there is none."""
-        if self._marks and (marked := self._marks.get(position)) is not None:
-            return self._parse(marked, 0, position)
+        for marks in (self._marks, self._marking):
+            if marks and (marked := marks.get(position)) is not None:
+                return self._parse(marked, 0, position)
         if position >= self._tail_start:
             return self._parse(self._tail, position - self._tail_start, position)
         at = position - self._block_start
@@ -239,7 +218,7 @@ class TimerLog:
 
     def is_marked(self, position: int) -> bool:
         """Whether the unit at `position` has a mark that is not written yet."""
-        return position in self._marks
+        return position in self._marks or position in self._marking
 
     def find(self, entry_position: int, record_index: int) -> int | None:
         """The position of the unit of one accepted record, by bisection (L1); None when it has none."""
@@ -279,8 +258,8 @@ class TimerLog:
         for position, chunk in self.chunks(self.start, backwards=True):
             at = chunk.rfind(wanted)
             while at >= 0:
-                if at % UNIT_BYTES == _DUE_AT:
-                    yield position + at - _DUE_AT, self.read(position + at - _DUE_AT)
+                if at % UNIT_BYTES == DUE_AT:
+                    yield position + at - DUE_AT, self.read(position + at - DUE_AT)
                 at = chunk.rfind(wanted, 0, at + len(wanted) - 1)
             yield None
 
@@ -293,16 +272,17 @@ class TimerLog:
             position += size
 
     def unwritten(self) -> Unwritten:
-        """What to give to `write`."""
-        units = bytearray(self._tail)
-        for position, unit in self._marks.items():
-            if (at := position - self._tail_start) >= 0:
-                units[at : at + UNIT_BYTES] = unit
-        return Unwritten(self._tail_start, units, dict(self._marks))
+        """What to give to `write`. It does not look at each mark: there may be a hundred thousand."""
+        self._marking = {**self._marking, **self._marks} if self._marking else self._marks  # the last write failed
+        self._marks = {}
+        return Unwritten(self._tail_start, bytearray(self._tail), self._marking)
 
     def write(self, unwritten: Unwritten) -> None:
         """Write units at the log's written end, and marks in place. Durable on return; OSError when it is not."""
         position, units, marks = unwritten
+        for at, unit in marks.items():
+            if at >= position:
+                units[at - position : at - position + UNIT_BYTES] = unit
         view = memoryview(units)
         while view:
             start = position - position % self._file_bytes
@@ -318,23 +298,23 @@ class TimerLog:
             position += len(part)
             view = view[len(part) :]
         marked: set[int] = set()
-        for at, unit in sorted(marks.items()):
+        for at, run in _runs(marks, unwritten.position, self._file_bytes):  # what is behind was just written
             start = at - at % self._file_bytes
-            if at < unwritten.position and start in self._handles:  # else just written, or expired
-                self._handles[start].pwritev([unit], at - start)
+            if start in self._handles:  # else it expired
+                self._handles[start].pwritev(run, at - start)
                 marked.add(start)
         for start in marked:
             self._handles[start].datasync()
 
     def written(self, unwritten: Unwritten) -> None:
-        """Note that `write` of this succeeded."""
+        """Note that `write` of this succeeded. What it holds is the caller's."""
         assert unwritten.position == self._tail_start
+        assert unwritten.marks is self._marking
         del self._tail[: len(unwritten.units)]
         self._tail_start += len(unwritten.units)
-        for position, unit in unwritten.marks.items():
-            if self._marks.get(position) == unit:
-                del self._marks[position]
-                self._block = b""  # it may hold the unit as it was
+        self._marking = {}
+        if unwritten.marks:
+            self._block = b""  # it may hold a unit as it was
 
     def expire(self, position: int) -> int:
         """Remove the files that end at or before `position`, except the last one; return how many."""
@@ -357,13 +337,19 @@ class TimerLog:
         return self._directory / f"{start:0{_NAME_DIGITS}d}"
 
     def _read_block(self, position: int) -> None:
-        """Read the block that ends with the unit at `position`: a walk goes backwards from there."""
+        """Read the block that ends with the unit at `position`, as a walk goes backwards from there; or, right behind
+        the last block, the one that begins with it: somebody reads on and on."""
         start = position - position % self._file_bytes
         file = self._handles.get(start)
         if position < self.start or file is None:
             raise Corrupt(str(self._directory), position, f"no timer-log unit there; the log begins at {self.start}")
-        block_start = max(start, position - (_BLOCK_UNITS - 1) * UNIT_BYTES)
-        self._block = file.pread(position + UNIT_BYTES - block_start, block_start - start)
+        if self._block and position == self._block_start + len(self._block):
+            block_start = position
+            stop = min(start + self._file_bytes, self._tail_start, position + _BLOCK_UNITS * UNIT_BYTES)
+        else:
+            block_start = max(start, position - (_BLOCK_UNITS - 1) * UNIT_BYTES)
+            stop = position + UNIT_BYTES
+        self._block = file.pread(stop - block_start, block_start - start)
         self._block_start = block_start
 
     def _parse(self, buffer: bytes | bytearray, at: int, position: int) -> Unit:
@@ -376,3 +362,19 @@ class TimerLog:
         raise Corrupt(
             str(self._path(position - position % self._file_bytes)), position, "a timer-log unit fails its check"
         )
+
+
+def _runs(marks: Mapping[int, bytes], end: int, file_bytes: int) -> Iterator[tuple[int, list[bytes]]]:
+    """Marked units before `end`, those that stand side by side in a file together: each run by its position."""
+    first, run = 0, list[bytes]()
+    for at in sorted(marks):
+        if at >= end:
+            break
+        if run and (at != first + len(run) * UNIT_BYTES or at % file_bytes == 0):
+            yield first, run
+            run = []
+        if not run:
+            first = at
+        run.append(marks[at])
+    if run:
+        yield first, run

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
+from gateway.cluster.mover import Step
 from gateway.routing.base import Routes
 
 
@@ -32,6 +33,30 @@ class MemberView(Protocol):
         ...
 
 
+class MoveView(Protocol):
+    """A move that is under way."""
+
+    @property
+    def source(self) -> str:
+        """The broker that the partition is on."""
+        ...
+
+    @property
+    def to(self) -> str:
+        """The broker that it goes to."""
+        ...
+
+    @property
+    def step(self) -> Step:
+        """What the move is at."""
+        ...
+
+    @property
+    def since_ms(self) -> int:
+        """When it began; of another node's, since when it is known here."""
+        ...
+
+
 class Cluster(Protocol):
     """The brokers of the cluster, moves, and what belongs to one node."""
 
@@ -52,6 +77,10 @@ class Cluster(Protocol):
     async def move(self, topic: str, partition: int, to: str) -> object:
         """Move a partition to a broker; durable on return. Raises UnknownQueue, UnknownPartition, UnknownBroker,
         MoveConflict, and what brokers and metadata raise."""
+        ...
+
+    def moves(self) -> Mapping[tuple[int, int], MoveView]:
+        """The moves that are under way, by topic id and partition."""
         ...
 
     async def set_draining(self, name: str, draining: bool) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from gateway.brokers.base import AnswerLost, BrokerUnreachable
+from gateway.cluster.balance import NoTaker
 from gateway.cluster.metadata import OutcomeUnknown, Unavailable
 from gateway.cluster.mover import MoveConflict, UnknownBroker
 from gateway.errors import (
@@ -118,6 +119,7 @@ ANSWERS: dict[type[Exception], _Answer] = {
         READ_ONLY, True, "The cluster's metadata cannot be reached; whether this was changed is unknown."
     ),
     UnknownBroker: _Answer(404),
+    NoTaker: _Answer(409),
     MoveConflict: _Answer(OVERLOADED, True, "The partition is being moved by others.", Overloaded.retry_after_ms),
     TimerBusy: _Answer(OVERLOADED, True, retry_after_ms=TimerBusy.retry_after_ms),
     TooManySchedules: _Answer(

@@ -60,13 +60,13 @@ def page_of(
     return Page(found, next_cursor, len(ordered))
 
 
-def write_place(place: Sequence[Figure]) -> str:
-    """A cursor that names a place in a list whose order never changes."""
-    return base64.urlsafe_b64encode(orjson.dumps(list(place))).rstrip(b"=").decode()
+def write_cursor(key: Sequence[Figure]) -> str:
+    """The cursor of a row, by its key in a list whose order never changes."""
+    return base64.urlsafe_b64encode(orjson.dumps(list(key))).rstrip(b"=").decode()
 
 
-def read_place(cursor: str | None, kinds: tuple[type, ...]) -> list[Figure] | None:
-    """The parts of a place, of these types; None without a cursor. Raises RequestError 400/40050."""
+def read_cursor(cursor: str | None, kinds: tuple[type, ...]) -> list[Figure] | None:
+    """The key that a cursor names, its fields of these types; None without a cursor. Raises RequestError 400/40050."""
     if cursor is None:
         return None
     content = _decoded(cursor)
@@ -89,7 +89,7 @@ def _behind(ordered: Sequence[Row], key: Callable[[Row], SortKey], after: SortKe
 
 
 def _write(sort: str, order: Order, key: SortKey) -> str:
-    return write_place([sort, order, *key])
+    return write_cursor([sort, order, *key])
 
 
 def _read(cursor: str, sort: str, order: Order) -> SortKey:

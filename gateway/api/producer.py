@@ -160,10 +160,6 @@ class KeysTaken(RequestError):
         )
 
 
-class Elsewhere(Exception):
-    """The partition is on another broker than the caller can use. Nothing was stored."""
-
-
 class _Lane(NamedTuple):
     """Records of a request that go the same way, and their indexes in the request: to one partition now, or, with a
     delay each, to the timer of one broker (`partition` is -1 then). `keys`: their schedule keys, if any has one."""
@@ -496,18 +492,14 @@ class Producer:
         partition: int | None,
         json_values: bool,
         acks: Acks | None,
-        only_on: str | None = None,
     ) -> Begun:
-        """Begin to store records of one `batch_partition`, as one batch; `finish` takes the broker's answer.
-        `only_on`: for callers who send again whatever the broker refuses: begin on this broker or on none. Another
-        node's answer may be lost, and then the records may be stored. Raises as `produce`, Elsewhere; nothing was
-        stored then."""
+        """Begin to store records of one `batch_partition`, as one batch; `finish` takes the broker's answer. Raises as
+        `produce`; nothing was stored then."""
         view = self._routes.topic(topic)
         now_ms = self._clock.now_ms()
         prepared = self._prepare(view, records, partition, now_ms, None, None)
         target = prepared[0][0]
         route = self._routes.writable(topic, target)
-        _check_broker(route, only_on)
         append = Append(
             queue=route.queue,
             batch=record_batch.encode([encoded for _, encoded in prepared]),
@@ -813,11 +805,10 @@ class Producer:
         *,
         acks: Acks | None,
         is_numbered: bool,
-        only_on: str | None = None,
     ) -> Begun:
         """Begin to send one raw batch to a partition, or to the topic's next; `finish_batch` takes the broker's answer.
-        With `is_numbered` a repeat of a batch that an idempotent producer has numbered stores nothing twice. `only_on`:
-        see `begin`. Raises as `produce_batches`, SequenceGone, Elsewhere; nothing was stored then."""
+        With `is_numbered` a repeat of a batch that an idempotent producer has numbered stores nothing twice. Raises as
+        `produce_batches`, SequenceGone; nothing was stored then."""
         view = self._routes.topic(topic)
         if partition is not None:
             _check_partition(view, partition)
@@ -825,7 +816,6 @@ class Producer:
         if partition is None:
             partition = self._next(view, self.selector_of(view, None))
         route = self._routes.writable(topic, partition)
-        _check_broker(route, only_on)
         append = Append(
             queue=route.queue,
             batch=batch,
@@ -1043,11 +1033,6 @@ class Producer:
 def _node_of(broker: Broker) -> str | None:
     """The node by which the ids of a broker's schedules begin; None: of a server that is alone."""
     return None if broker.name == ALONE else broker.name
-
-
-def _check_broker(route: Route, only_on: str | None) -> None:
-    if only_on is not None and route.broker.name != only_on:
-        raise Elsewhere(f"the partition is on broker {route.broker.name}")
 
 
 def _by_call(parts: Iterable[_Part]) -> list[list[_Part]]:

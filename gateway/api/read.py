@@ -102,7 +102,8 @@ class Consumer:
         self, topic: str, partition: int, time_ms: int, boundary: Boundary = Boundary.LOWER
     ) -> int:
         """LOWER: the offset of the first record stored at or after `time_ms`, the end offset when there is none. UPPER:
-        of the last one stored at or before it, the first offset when there is none. Raises as `fetch`."""
+        of the last one stored at or before it, the first offset when there is none. DATED: where a search by the time
+        of the records themselves begins. Raises as `fetch`."""
         self._check(topic, partition)
         return await self._reader.offset_for_time(topic, partition, time_ms, boundary)
 

@@ -106,5 +106,5 @@ class Broker(Protocol):
         ...
 
     async def offset_for_time(self, queue: QueueKey, time_ms: int, boundary: Boundary) -> int:
-        """Search by store time; see `store.types.Boundary`. The answer lies within the queue's bounds."""
+        """Search by time; see `store.types.Boundary`. The answer lies within the queue's bounds."""
         ...

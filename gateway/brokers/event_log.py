@@ -52,6 +52,9 @@ WRITE_BYTES = 1 * MiB
 
 _READ_BYTES = 1 * MiB
 _APPLIED_PER_TURN = 500
+"""At a start. While callers are served, a turn of the event loop ends with the call that reaches:"""
+
+_APPLIED_PER_LIVE_TURN = 100
 
 IN_SNAPSHOT = Source(-1, 0)
 """Where an event is that stands in a snapshot."""
@@ -128,7 +131,7 @@ class EventLog(Generic[EventT]):
         self._next_offset = 0  # events before it are applied
         self._durable_offset = 0  # ... and survive a power cut
         self._saved_offset = 0  # ... and are in the saved snapshot
-        self._entries: deque[tuple[int, int]] = deque()  # (first offset, position) of entries behind the saved snapshot
+        self._entries: deque[tuple[int, int]] = deque()  # (last offset, position) of entries that go past the snapshot
         self._failure: BaseException | None = None
         self._closing = False
         self._is_ending = False
@@ -213,7 +216,7 @@ class EventLog(Generic[EventT]):
             except StoreError as error:
                 self._refuse(group, error)
             else:
-                self._applied(group, appended)
+                await self._applied(group, appended)
         except BaseException as error:
             self._failure = error
             self._refuse([*group, *self._waiting], self._stopped())
@@ -235,11 +238,18 @@ class EventLog(Generic[EventT]):
         append = Append(queue=self._kind.queue, batch=batch, record_count=len(records), json_values=True)
         return await self._broker.append([append], acks=max(call.acks for call in group))
 
-    def _applied(self, group: Sequence[_Call[EventT]], appended: Appended) -> None:
-        """Apply events in the order of the log, and wake who waits (E1, E3)."""
-        self._entries.append((appended.base_offset, appended.position))
+    async def _applied(self, group: Sequence[_Call[EventT]], appended: Appended) -> None:
+        """Apply events in the order of the log, and wake who waits (E1, E3). Those of one call in one turn of the event
+        loop: nobody sees a part of them."""
+        end_offset = appended.base_offset + sum(len(call.events) for call in group)
+        self._entries.append((end_offset - 1, appended.position))
         position, index, new = appended.position, 0, tuple.__new__
+        turn_count = 0
         for call in group:
+            if turn_count >= _APPLIED_PER_LIVE_TURN:
+                turn_count = 0
+                await asyncio.sleep(0)
+            turn_count += len(call.events)
             for event in call.events:
                 self._apply(event, new(Source, (position, index)))  # a NamedTuple's own constructor takes twice as long
                 index += 1
@@ -293,7 +303,7 @@ class EventLog(Generic[EventT]):
         events = self._events_of("commitlog", entry.position, [record.value for record in kept])
         for record, event in zip(kept, events, strict=True):
             self._apply(event, Source(entry.position, record.offset - entry.base_offset))
-        self._entries.append((entry.base_offset, entry.position))
+        self._entries.append((entry.next_offset - 1, entry.position))
         self._next_offset = entry.next_offset
 
     async def save(self) -> None:

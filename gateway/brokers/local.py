@@ -6,11 +6,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Protocol
+from typing import Protocol, Unpack
 
 from store import Store
 from store.errors import UnknownQueue
-from store.topics import Changes, KeyForm, Topic, TopicConfig
+from store.topics import Changes, Topic, TopicChoices
 from store.types import Acks, Append, Appended, Boundary, Bounds, ExportedIds, LightRead, QueueKey, ReadResult
 from store.uncancelled import to_its_end
 
@@ -121,20 +121,9 @@ class LocalBroker:
         """See `Broker.expire_queue`."""
         await self._store.expire_queue(queue, before_offset)
 
-    async def create_topic(
-        self,
-        name: str,
-        partitions: int,
-        *,
-        config: TopicConfig | None = None,
-        json_keys: KeyForm | None = None,
-        is_own: bool = False,
-    ) -> Topic:
-        """The topic, created if need be; durable on return. `is_own`: one of the server's, whose name may be reserved.
-        Raises IllegalTopic, TopicExists."""
-        return await self._changed(
-            self._store.create_topic(name, partitions, config=config, json_keys=json_keys, is_own=is_own)
-        )
+    async def create_topic(self, name: str, partitions: int, **choices: Unpack[TopicChoices]) -> Topic:
+        """The topic, created if need be; durable on return. Raises IllegalTopic, TopicExists."""
+        return await self._changed(self._store.create_topic(name, partitions, **choices))
 
     async def configure_topic(self, name: str, changes: Changes) -> Topic:
         """The topic with other choices; durable and in force on return. Raises UnknownQueue, IllegalTopic."""

@@ -10,7 +10,7 @@ import typer
 from gateway.api.shapes.queries import LIST_ROWS_MAX
 from gateway.cli.client import Client, ask, path_segment
 from gateway.cli.partition import Route, move_all
-from gateway.cli.terminal import URL_DEFAULT, CliError, Json, Url, print_json, print_table, rows_of
+from gateway.cli.terminal import URL_DEFAULT, Json, Url, print_json, print_table, rows_of
 
 app = typer.Typer(help="List, drain and add the brokers of a cluster.", no_args_is_help=True)
 
@@ -49,17 +49,7 @@ def drain(name: Name, url: Url = URL_DEFAULT, as_json: Json = False) -> None:
 
     async def drained(client: Client) -> list[Route]:
         await client.patch(f"{PATH}/{path_segment(name)}", {"draining": True})
-        rows, _ = await client.listed("/mq/v1/routes", "partitions", page_rows=LIST_ROWS_MAX)
-        counts = _counts(rows, await _takers(client))
-        if not counts:
-            raise CliError(f"no other broker can take the partitions of {name}")
-        moves = []
-        for row in rows:
-            if row["owner"] == name:
-                to = min(sorted(counts), key=lambda broker: counts[broker])
-                counts[to] += 1
-                moves.append((row, to))
-        return await move_all(client, moves)
+        return await _carry_out(client, name, draining=True)
 
     _tell(ask(url, drained), f"{name} has no open partition", as_json)
 
@@ -75,32 +65,18 @@ def add(name: Name, url: Url = URL_DEFAULT, as_json: Json = False) -> None:
 
     async def added(client: Client) -> list[Route]:
         await client.patch(f"{PATH}/{path_segment(name)}", {"draining": False})
-        rows, _ = await client.listed("/mq/v1/routes", "partitions", page_rows=LIST_ROWS_MAX)
-        counts = _counts(rows, await _takers(client))
-        if name not in counts:
-            raise CliError(f"{name} takes no partitions now: see mq broker list")
-        moves = []
-        share = len(rows) // len(counts)
-        for row in rows:
-            owner = str(row["owner"])
-            if counts[name] < share and owner != name and counts.get(owner, 0) > share:
-                counts[owner] -= 1
-                counts[name] += 1
-                moves.append((row, name))
-        return await move_all(client, moves)
+        return await _carry_out(client, name, draining=False)
 
     _tell(ask(url, added), f"{name} has its share", as_json)
 
 
-async def _takers(client: Client) -> set[str]:
-    """The brokers that partitions may be moved to."""
-    rows = rows_of(await client.get(PATH), "brokers")
-    return {str(row["broker"]) for row in rows if row["state"] in ("up", "avoided")}
-
-
-def _counts(rows: Sequence[Route], takers: set[str]) -> dict[str, int]:
-    """How many of these partitions each taker has."""
-    return {name: sum(row["owner"] == name for row in rows) for name in takers}
+async def _carry_out(client: Client, name: str, *, draining: bool) -> list[Route]:
+    """Make the moves of the server's plan; where the partitions are then. Raises CliError."""
+    path = f"{PATH}/{path_segment(name)}/plan?draining={str(draining).lower()}&limit={LIST_ROWS_MAX}"
+    routes: list[Route] = []
+    while moves := rows_of(await client.get(path), "moves"):
+        routes += await move_all(client, [(row, str(row["to"])) for row in moves])
+    return routes
 
 
 def _tell(moved: Sequence[Route], done: str, as_json: bool) -> None:

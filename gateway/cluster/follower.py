@@ -13,7 +13,7 @@ from contextlib import aclosing, suppress
 from gateway.brokers.base import Broker
 from gateway.cluster.metadata import ABSENT, Changes, Listing, Metadata, Value
 from gateway.cluster.mover import PARTITIONS, Known, UnknownBroker, chain_of, key_of
-from gateway.cluster.record import decode, encode
+from gateway.cluster.record import PartitionState, decode, encode
 from gateway.routing.table import Chain, RouteTable
 from store.errors import UnknownQueue
 
@@ -28,6 +28,7 @@ class ChainFollower:
         self._routes = routes
         self._broker_named = broker_named
         self._values: dict[str, Value] = {}
+        self._moving: dict[str, Known] = {}
 
     async def run(self) -> None:
         """Follow until cancelled."""
@@ -39,12 +40,12 @@ class ChainFollower:
         """Apply what a watch tells of partitions; it may tell of more."""
         if isinstance(seen, Listing):
             for key in self._values.keys() - seen.values.keys():
-                del self._values[key]
+                self._forget(key)
         for key, value in seen.values.items():
             if not key.startswith(PARTITIONS):
                 continue
             if value is None:
-                self._values.pop(key, None)
+                self._forget(key)
             else:
                 self._note(key, value)
 
@@ -68,13 +69,25 @@ class ChainFollower:
                 found[_named(key)] = Known(decode(value.data), value.revision)
         return found
 
+    def moving(self) -> dict[tuple[int, int], Known]:
+        """The records of the partitions that a move of is under way, by topic id and number. Looks at none of the
+        others."""
+        return {_named(key): known for key, known in self._moving.items()}
+
+    def _forget(self, key: str) -> None:
+        self._values.pop(key, None)
+        self._moving.pop(key, None)
+
     def _note(self, key: str, value: Value) -> None:
         known = self._values.get(key)
         if known is not None and known.revision >= value.revision:
             return  # the watch is behind what this node did itself
         self._values[key] = value
+        self._moving.pop(key, None)
         topic_id, partition = _named(key)
         if (chain := self._chain(topic_id, partition, value)) is not None:
+            if (record := decode(value.data)).state is PartitionState.SEALING:
+                self._moving[key] = Known(record, value.revision)
             with suppress(UnknownQueue):  # not known here yet, or not any more
                 self._routes.set_chain(self._routes.by_id(topic_id).name, partition, chain)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from gateway.brokers.base import Broker
 from gateway.cluster import move
@@ -32,6 +32,19 @@ class MoveConflict(Exception):
 
 class UnknownBroker(Exception):
     """Nobody here knows a broker of this name."""
+
+
+Step = Literal["warm", "intent", "seal", "commit"]
+"""What a move is at, and waits for."""
+
+
+class Move(NamedTuple):
+    """A move that is under way. Of one that another node makes the step is the first one behind the intent."""
+
+    source: str
+    to: str
+    step: Step
+    since_ms: int
 
 
 class Known(NamedTuple):
@@ -83,6 +96,8 @@ class Mover:
         self._broker_named = broker_named
         self._clock = clock
         self._home = home
+        self.moves: dict[tuple[int, int], Move] = {}
+        """Those that this mover makes now, by topic id and partition."""
 
     async def known(self, topic_id: int, partition: int) -> Known:
         """The record of a partition as of now. Raises Unavailable, ValueError for one that is not understood."""
@@ -102,6 +117,18 @@ class Mover:
         known = await self.known(topic_id, partition)
         if known.record.to is None and known.record.open_segment.broker == to:
             return known
+        try:
+            return await self._move(topic_id, partition, known, to)
+        finally:
+            self.moves.pop((topic_id, partition), None)
+
+    async def _move(self, topic_id: int, partition: int, known: Known, to: str) -> Known:
+        since_ms = self._clock.now_ms()
+
+        def at(step: Step) -> None:
+            self.moves[topic_id, partition] = Move(known.record.open_segment.broker, to, step, since_ms)
+
+        at("warm")
         begun = move.intent(known.record, to)
         target = self._broker_named(to)
         source = self._broker_named(begun.open_segment.broker)
@@ -112,9 +139,12 @@ class Mover:
         position = OFFSET_MAX  # a broker that is its own target knows all ids; the numbers of producers are a queue's
         if begun.open_segment.broker != to:
             position = await self._tell(source, target, sealed, queue, shift, 0)
+        at("intent")
         revision = await self._set(topic_id, partition, known.revision, begun)
+        at("seal")
         end = await source.seal_queue(sealed)
         await self._tell(source, target, sealed, queue, shift, position)  # what came since
+        at("commit")
         physical = (await target.bounds(queue)).max_offset
         done = move.commit(
             begun,

@@ -21,6 +21,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from dataclasses import replace
+from typing import Unpack
 
 import orjson
 
@@ -46,10 +47,9 @@ from gateway.cluster.metadata import (
     OutcomeUnknown,
     Value,
 )
-from gateway.cluster.mover import PARTITIONS, Known, MoveConflict, Mover, UnknownBroker
+from gateway.cluster.mover import PARTITIONS, Known, Move, MoveConflict, Mover, UnknownBroker
 from gateway.cluster.peer import PeerBroker
 from gateway.cluster.peer_auth import Secret
-from gateway.cluster.record import PartitionState
 from gateway.cluster.topics import (
     COUNTERS,
     TOPICS,
@@ -69,7 +69,7 @@ from gateway.routing.table import RouteTable, Segment
 from store import Store
 from store.clock import Clock
 from store.errors import StoreError, UnknownQueue
-from store.topics import FIRST_USER_TOPIC_ID, KeyForm, Topic, TopicConfig, check_config
+from store.topics import FIRST_USER_TOPIC_ID, Topic, TopicChoices, check_config
 from store.topics import Changes as TopicChanges
 from store.types import QueueKey
 from store.uncancelled import to_its_end
@@ -125,6 +125,7 @@ class ClusterNode:
         self._owners: dict[str, str] = {}
         self._nodes: set[str] = set()
         self._seen_revision = 0
+        self._seen_moving_s: dict[tuple[int, int, int], float] = {}  # topic id, partition, revision
         self.cluster_id = ""
         """Set it before `begin`."""
 
@@ -317,18 +318,10 @@ class ClusterNode:
         async with self._turn:
             await self._put_topic(name, seen.values.get(key), seen.revision)
 
-    async def create_topic(
-        self,
-        name: str,
-        partitions: int,
-        *,
-        config: TopicConfig | None = None,
-        json_keys: KeyForm | None = None,
-        is_own: bool = False,
-    ) -> Topic:
+    async def create_topic(self, name: str, partitions: int, **choices: Unpack[TopicChoices]) -> Topic:
         """As `LocalBroker.create_topic`, for all nodes. Partitions begin on the brokers that are there, in turn; a
         topic of the server's own on this node."""
-        if config is not None:
+        if (config := choices.get("config")) is not None:
             check_config(config, retention_ms_max=self._store.config.retention_ms)
 
         async def create() -> Topic:
@@ -337,14 +330,12 @@ class ClusterNode:
                 counted = await self._metadata.get(COUNTERS)
                 counters = Counters(self._store.next_topic_id) if counted is None else decode_counters(counted.data)
                 table = table_of(record, counters.topic_id)
-                decided = table.decide_create(
-                    name, partitions, self._clock.now_ms(), config=config, json_keys=json_keys, is_own=is_own
-                )
+                decided = table.decide_create(name, partitions, self._clock.now_ms(), **choices)
                 if isinstance(decided, Topic):
                     assert found is not None
                     return await self._applied(name, found)
                 topic = table.apply(decided)
-                homes = (self.name,) if is_own else in_turn(self._takers(), topic.topic_id)
+                homes = (self.name,) if choices.get("is_own") else in_turn(self._takers(), topic.topic_id)
                 made = TopicRecord(topic, ((0, homes),))
                 numbers = encode_counters(Counters(table.next_id, counters.broker))
                 expected = {COUNTERS: _revision_of(counted), key_of_topic(name): _revision_of(found)}
@@ -468,6 +459,18 @@ class ClusterNode:
                 return known
         raise AssertionError
 
+    def moves(self) -> dict[tuple[int, int], Move]:
+        """The moves that are under way, by topic id and partition. Those of other nodes as far as is known here, and
+        since they are."""
+        now_s, now_ms = asyncio.get_running_loop().time(), self._clock.now_ms()
+        found = {}
+        for at, known in self._follower.moving().items():
+            since_s = self._seen_moving_s.get((*at, known.revision), now_s)
+            assert known.record.to is not None
+            source = known.record.open_segment.broker
+            found[at] = Move(source, known.record.to, "seal", now_ms - round((now_s - since_s) * 1000))
+        return found | self._mover.moves
+
     async def refresh(self, topic: str, partition: int) -> None:
         """Read where a partition is, as far as it can be read: the watch may be late."""
         with suppress(MetadataError, UnknownQueue, ValueError):
@@ -477,27 +480,23 @@ class ClusterNode:
     async def _look_after(self) -> None:
         """Finish moves that were left, and take expired segments off chains."""
         loop = asyncio.get_running_loop()
-        since: dict[tuple[int, int, int], float] = {}
         trimmed_s = loop.time()
         while True:
             await asyncio.sleep(LOOK_INTERVAL_S)
             now_s = loop.time()
-            moved = self._follower.moved()
-            left = {
-                (*at, known.revision): known.record.to
-                for at, known in moved.items()
-                if known.record.state is PartitionState.SEALING and known.record.to is not None
-            }
-            since = {key: since.get(key, now_s) for key in left}
-            for (topic_id, partition, revision), to in left.items():
+            left = self._follower.moving()
+            moves = [(*at, known.revision) for at, known in left.items()]
+            self._seen_moving_s = {each: self._seen_moving_s.get(each, now_s) for each in moves}
+            for (topic_id, partition), known in left.items():
+                to, source = known.record.to, known.record.open_segment.broker
+                assert to is not None
                 after_s = FINISH_AFTER_S if to == self.name else 3 * FINISH_AFTER_S
-                source = moved[topic_id, partition].record.open_segment.broker
-                if now_s - since[topic_id, partition, revision] >= after_s and self.is_there(source):
-                    assert to is not None
+                since_s = self._seen_moving_s[topic_id, partition, known.revision]
+                if now_s - since_s >= after_s and self.is_there(source):
                     await self._finish(topic_id, partition, to if self.is_there(to) else source)
             if now_s - trimmed_s >= TRIM_INTERVAL_S:
                 trimmed_s = now_s
-                for (topic_id, partition), known in moved.items():
+                for (topic_id, partition), known in self._follower.moved().items():
                     if known.record.owner == self.name and len(known.record.segments) > 1:
                         await self._trim(topic_id, partition)
 

@@ -8,6 +8,7 @@ so their order is that of the calls, and they share the other node's fdatasync. 
     the answer did not arrive                 AnswerLost for appends and schedules; what only reads, or may be done
                                               twice, is BrokerUnreachable
     a code that does not fit                  likewise; the log says so
+    the other node's store has stopped        likewise: StoreStopped is said of a node's own store
 
 A queue of an embedded broker belongs to one epoch (gateway/cluster/move.py), so the queue that a call names says in
 which epoch its caller believes; the broker answers SealedQueue for one that is over.
@@ -30,7 +31,7 @@ from gateway.cluster import peer_wire
 from gateway.cluster.peer_auth import NotAuthentic, Secret, Stamp, check_code
 from gateway.cluster.peer_wire import Head
 from store.clock import Clock
-from store.errors import Overloaded, StoreError, UnknownQueue
+from store.errors import Overloaded, StoreError, StoreStopped, UnknownQueue
 from store.limits import MiB
 from store.types import Acks, Append, Appended, Boundary, Bounds, Buffer, ExportedIds, QueueKey, ReadResult
 
@@ -144,11 +145,18 @@ class PeerBroker:
             check_code(self._secret.answer_code(code, response.status, answer), response.headers.get(CODE_HEADER, ""))
             answered, rest = peer_wire.unpack(answer)
             if "error" in answered:
-                raise peer_wire.error_of(answered)
+                raise self._error_of(answered)
         except (NotAuthentic, ValueError, TypeError, KeyError) as error:
             log.error("broker does not answer as a node of this cluster broker=%s error=%s", self._name, error)
             raise AnswerLost(f"broker {self._name} does not answer as a node of this cluster: {error}") from error
         return answered, rest
+
+    def _error_of(self, head: Head) -> StoreError:
+        """A store that has stopped is another node's: its caller only learns that nobody knows what became of the call.
+        Likewise for an error of a newer version."""
+        error = peer_wire.error_of(head)
+        is_unknown = isinstance(error, StoreStopped) or type(error) is StoreError
+        return AnswerLost(f"broker {self._name}: {error}") if is_unknown else error
 
     async def _look(
         self, operation: str, head: Head, batches: Sequence[Buffer] = (), *, wait_ms: int = 0
@@ -204,7 +212,7 @@ class PeerBroker:
         )
         for call, answer in zip(group, answered["calls"], strict=True):
             if isinstance(answer, dict):
-                _settle(call, peer_wire.error_of(answer))
+                _settle(call, self._error_of(answer))
             elif not call.done.done():
                 call.done.set_result([peer_wire.appended_of(fields) for fields in answer])
 

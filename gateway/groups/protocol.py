@@ -145,8 +145,8 @@ class GroupCounts(NamedTuple):
     dead: int
 
 
-class LeasePlace(NamedTuple):
-    """Where an open record stands in the list of them."""
+class LeaseKey(NamedTuple):
+    """What open records are listed by, in order."""
 
     topic: str
     partition: int
@@ -166,8 +166,8 @@ class LeaseView(NamedTuple):
     consumer: str | None
 
 
-class PartitionPlace(NamedTuple):
-    """Where a partition stands in the list of a group's; of a broadcasting one, for each member by its inner name."""
+class LagKey(NamedTuple):
+    """What the lags of a group are listed by, in order. `name`: the group, or a member of a broadcasting one."""
 
     topic: str
     partition: int
@@ -289,19 +289,19 @@ class Groups(Protocol):
         self,
         group: str,
         *,
-        after: LeasePlace | None,
+        after: LeaseKey | None,
         limit: int,
         shows: Callable[[str], bool],
         held: Mapping[str, str],
     ) -> tuple[list[LeaseView], int]:
-        """Open records in the topics that `shows` lets through, by place, behind one; and how many there are in all.
+        """Open records in the topics that `shows` lets through, by key, after one; and how many there are in all.
         `held`: consumers, by the receipts they have. Raises UnknownGroup."""
         ...
 
     async def lag_page(
-        self, group: str, *, after: PartitionPlace | None, limit: int, shows: Callable[[str], bool]
-    ) -> tuple[list[PartitionLag], PartitionPlace | None]:
-        """Lags of the topics that `shows` lets through, by place, behind one; and the place of the last of them (None:
+        self, group: str, *, after: LagKey | None, limit: int, shows: Callable[[str], bool]
+    ) -> tuple[list[PartitionLag], LagKey | None]:
+        """Lags of the topics that `shows` lets through, by key, after one; and the key of the last of them (None:
         there are no others). Raises UnknownGroup."""
         ...
 

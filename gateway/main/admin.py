@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Protocol, Unpack
 
 from gateway.api.quotas import TopicQuota
 from gateway.brokers.base import ALONE
@@ -14,7 +14,7 @@ from gateway.routing.table import RouteTable
 from gateway.settings.limits import Limits
 from store import Store
 from store.errors import StoreStopped, TopicExists
-from store.topics import Changes, KeyForm, TopicConfig
+from store.topics import Changes, KeyForm, TopicChoices, TopicConfig
 from timer.service import TimerService
 
 log = logging.getLogger(__name__)
@@ -25,15 +25,7 @@ BROKER_NAME = ALONE
 class Topics(Protocol):
     """Who makes and changes topics: the embedded broker, or the cluster it belongs to."""
 
-    async def create_topic(
-        self,
-        name: str,
-        partitions: int,
-        *,
-        config: TopicConfig | None = None,
-        json_keys: KeyForm | None = None,
-        is_own: bool = False,
-    ) -> TopicView:
+    async def create_topic(self, name: str, partitions: int, **choices: Unpack[TopicChoices]) -> TopicView:
         """See `LocalBroker.create_topic`."""
         ...
 

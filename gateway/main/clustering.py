@@ -7,13 +7,11 @@ import logging
 import secrets
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
-
-from aiohttp import web
+from typing import Any, ParamSpec, TypeVar
 
 from gateway.api.cluster import GROUPS
 from gateway.auth.operator_files import read_file
@@ -24,10 +22,9 @@ from gateway.cluster.node import ClusterNode
 from gateway.cluster.peer_auth import Secret
 from gateway.groups.coordinator.service import Coordinator
 from gateway.groups.machines.errors import GroupElsewhere
-from gateway.groups.protocol import Groups
 from gateway.main.admin import LocalAdmin
 from gateway.main.identity import cluster_id
-from gateway.main.listener import BACKLOG, address_of, url_of
+from gateway.main.listener import address_of, listening_to_nodes, url_of
 from gateway.main.tls import ServerTls
 from gateway.settings.cluster import ClusterConfig
 from gateway.settings.config import ConfigError, GatewayConfig
@@ -40,6 +37,9 @@ from store.clock import Clock
 from store.limits import KiB
 
 log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 SECRET_BYTES_MAX = 64 * KiB
 """Of the files with the cluster's secret and etcd's password."""
@@ -128,15 +128,20 @@ async def clustered(
         service = PeerService(
             admin.broker, secret, clock, queues_of=store.queues_of, know=node.know, look_at=node.look_at
         )
-        runner = web.AppRunner(service.application(), handle_signals=False, shutdown_timeout=1, access_log=None)
-        await runner.setup()
         try:
-            await web.SockSite(runner, internal, backlog=BACKLOG).start()
-            async with node.in_session(secrets.token_hex(8)):
+            async with (
+                listening_to_nodes(
+                    service.application(),
+                    internal,
+                    config.limits,
+                    handle_limit=store.files.handle_limit,
+                    write_timeout_s=config.ws_write_timeout_ms / 1000,
+                ),
+                node.in_session(secrets.token_hex(8)),
+            ):
                 log.info("node of a cluster node=%s cluster=%s internal=%s", own.node, node.cluster_id, member.address)
                 yield node
         finally:
-            await runner.cleanup()
             await node.close()
 
 
@@ -149,7 +154,7 @@ async def belonging(gateway: Gateway, groups: Coordinator, node: ClusterNode) ->
         gateway,
         cluster_id=node.cluster_id,
         cluster=node,
-        groups=cast(Groups, OwnGroups(groups, node)),
+        groups=OwnGroups(groups, node),
     )
 
 
@@ -158,28 +163,38 @@ class OwnGroups:
     that name their group in the path never come so far: they are forwarded (surfaces/http/forwarding.py)."""
 
     def __init__(self, groups: Coordinator, cluster: ClusterNode) -> None:
-        self._groups = groups
         self._cluster = cluster
-        for name in _BEGINNING:
-            setattr(self, name, self._checked(getattr(groups, name)))
+        checked = self._checked
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._groups, name)
+        # What a group comes into being by, or is first asked by.
+        self.configure, self.follow = checked(groups.configure), checked(groups.follow)
+        self.join, self.begin_round = checked(groups.join), checked(groups.begin_round)
+        self.committed, self.start_offset = checked(groups.committed), checked(groups.start_offset)
+        self.commit, self.reset = checked(groups.commit), checked(groups.reset)
+        self.receive, self.put_document = checked(groups.receive), checked(groups.put_document)
 
-    def _checked(self, method: Callable[..., Awaitable[object]]) -> Callable[..., Awaitable[object]]:
-        async def checked(group: str, *arguments: object, **named: object) -> object:
+        # What is asked about a group, or done to it, after that.
+        self.groups, self.names, self.describe = groups.groups, groups.names, groups.describe
+        self.config, self.members, self.view = groups.config, groups.members, groups.view
+        self.counts, self.leases, self.documents = groups.counts, groups.leases, groups.documents
+        self.lag, self.lag_page, self.delete = groups.lag, groups.lag_page, groups.delete
+        self.heartbeat, self.share_changed = groups.heartbeat, groups.share_changed
+        self.release, self.leave = groups.release, groups.leave
+        self.plan_state, self.assign, self.forget_offsets = groups.plan_state, groups.assign, groups.forget_offsets
+        self.ack, self.ack_up_to, self.extend = groups.ack, groups.ack_up_to, groups.extend
+        self.nack, self.give_back, self.reject = groups.nack, groups.give_back, groups.reject
+        self.redrive, self.settle_letters = groups.redrive, groups.settle_letters
+        self.settled_letters = groups.settled_letters
+
+    def _checked(self, method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+        async def checked(*arguments: P.args, **named: P.kwargs) -> T:
+            group = arguments[0] if arguments else named["group"]
+            assert isinstance(group, str)
             owner = self._cluster.owner(GROUPS, group) or await self._cluster.claim(GROUPS, group)
             if owner != self._cluster.name:
                 raise GroupElsewhere(
                     f"group {group} belongs to node {owner}: connect to {self._cluster.members[owner].url}"
                 )
-            return await method(group, *arguments, **named)
+            return await method(*arguments, **named)
 
         return checked
-
-
-_BEGINNING = (
-    "configure", "follow", "join", "begin_round", "committed", "start_offset", "commit", "reset", "receive",
-    "put_document",
-)  # fmt: skip
-"""Of `Groups`: what a group comes into being by, or is first asked by."""

@@ -3,41 +3,42 @@ a million.
 
 Nearly all objects here die by reference count. The collector is for cycles: an error refers to its traceback, that to
 the frames it went through, and they to the error. By itself it looks at all objects of a process whenever there are a
-quarter more, and a server that remembers a million things would stop for it. So what has survived a full look is
-frozen, which takes it out of all further ones:
+quarter more, and a server that remembers a million things would stop for it. So what has survived one look is frozen,
+which takes it out of all further ones:
 
-    what came last   looked at after ALLOCATIONS objects, again after the next, and a third time, fully, after the next;
-                     then what is left is frozen. The longest look is thus at three times ALLOCATIONS
+    what came last   looked at after ALLOCATIONS objects, once; what is left is frozen
     what is frozen   thawed and looked at with all others when the server has little to do and GROWN_IDLE objects were
                      frozen since the last time; when it is busy, not before they have become twice as many
+
+A cycle that was in use in the moment of a look is found by the thaw. Those are few: there is a look in ten thousand
+objects that stay, and what is in use then is what a few requests hold.
 """
 
 from __future__ import annotations
 
 import gc
 
-ALLOCATIONS = 15_000
-"""Tracked objects that may come into being before the collector looks at them. A batch of 1,000 records is some 5,000
-that die by reference count; with Python's defaults the collector walked them again and again: half of the CPU time of
-such a request (8.7 ms; 4.3 ms with 50,000 here). With 25,000 a full look took 56 ms of the event loop in `make
-attack`."""
+ALLOCATIONS = 10_000
+"""Tracked objects that may come into being before the collector looks at them: 7 ms of the event loop on a quiet
+machine. A batch of 1,000 records is some 5,000 that die by reference count; with Python's defaults the collector walked
+them again and again: half of the CPU time of such a request (8.7 ms; 4.3 ms with 50,000 here). Looking three times
+before freezing took 35 to 56 ms in `make attack`, with 15,000 and 25,000 here."""
 
+_NEVER = 1 << 30
 GROWN_IDLE = 50_000
 GROWN_BUSY_MIN = 1_000_000
-_FULL = 2
 
 
 def calm_collector() -> None:
     """Have the collector look as said above from now on, and never at what was loaded before the start."""
     gc.collect()
     gc.freeze()
-    gc.collect()  # it waits with a full look for a quarter of what the last one has left: of nothing, now
-    gc.set_threshold(ALLOCATIONS, 0, 0)
+    gc.set_threshold(ALLOCATIONS, _NEVER, _NEVER)
     gc.callbacks.append(_freeze_what_is_left)
 
 
 def _freeze_what_is_left(phase: str, info: dict[str, int]) -> None:
-    if phase == "stop" and info["generation"] == _FULL:
+    if phase == "stop":
         gc.freeze()
 
 
@@ -54,7 +55,5 @@ class Thawing:
             return False
         gc.unfreeze()
         gc.collect()
-        gc.freeze()
-        gc.collect()  # see above
         self._count = gc.get_freeze_count()
         return True

@@ -8,12 +8,14 @@ import socket
 import ssl
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
+from dataclasses import replace
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from gateway.main.tls import ServerTls
 from gateway.settings.config import GatewayConfig
+from gateway.settings.limits import Limits
 from gateway.surfaces.http.accepting import Site
 from gateway.surfaces.http.answers import RequestIds
 from gateway.surfaces.http.application import origins_of
@@ -30,6 +32,17 @@ BACKLOG = 1024
 LINGERING_S = 5.0
 """How long what a client still sends is read and dropped after it was refused, so that it gets to see the answer."""
 
+
+NODES_CONNECTIONS_MAX = 512
+"""Connections of the listener for other nodes: each of them keeps a few. At most one in NODES_SHARE of the handles."""
+
+NODES_SHARE = 8
+NODES_ADDRESS_SHARE = 4
+"""One address has at most one in so many of them."""
+
+NODES_KEEPALIVE_S = 30.0
+"""How long a connection of another node may be idle, and a stranger's may take for a head. Nodes end theirs after half
+of it, so none is ended under a request."""
 
 MALFORMED_LOG_INTERVAL_S = 60.0
 """How often a line about them is written."""
@@ -159,6 +172,47 @@ async def listening(
 
     try:
         await Site(runner, listener, connect, limiter, ssl_context=_context(tls), backlog=BACKLOG).start()
+        yield
+    finally:
+        await runner.cleanup()
+
+
+@asynccontextmanager
+async def listening_to_nodes(
+    application: web.Application, listener: socket.socket, limits: Limits, *, handle_limit: int, write_timeout_s: float
+) -> AsyncIterator[None]:
+    """Answer the other nodes of the cluster until the block ends. Whoever reaches the listener may connect, so its
+    connections are bounded as those of clients are, but by themselves: neither keep out the others. `handle_limit`: of
+    this process."""
+    runner = web.AppRunner(application, handle_signals=False, shutdown_timeout=1)
+    await runner.setup()
+    server = runner.server
+    assert server is not None
+    connections_max = max(1, min(NODES_CONNECTIONS_MAX, handle_limit // NODES_SHARE))
+    own = replace(
+        limits,
+        connections_max=connections_max,
+        connections_per_address_max=max(1, connections_max // NODES_ADDRESS_SHARE),
+    )
+    stats = GatewayStats()
+    limiter = ConnectionLimiter(own, stats)
+    request_ids = RequestIds()
+    protocol_log = _protocol_log(stats)
+
+    def connect() -> Connection:
+        return Connection(
+            server,
+            limiter,
+            request_ids,
+            access_log=None,
+            keepalive_timeout=NODES_KEEPALIVE_S,
+            lingering_time=LINGERING_S,
+            logger=protocol_log,
+            write_timeout_s=write_timeout_s,
+        )
+
+    try:
+        await Site(runner, listener, connect, limiter, ssl_context=None, backlog=BACKLOG).start()
         yield
     finally:
         await runner.cleanup()

@@ -387,6 +387,14 @@ ROUTES: tuple[Row, ...] = (
         Permission.OPERATE,
         action="broker.alter",
     ),
+    _get(
+        "/mq/v1/brokers/{broker}/plan",
+        "plan_broker",
+        brokers.plan_broker,
+        Permission.OPERATE,
+        queries.BrokerPlanQuery,
+    ),
+    _get("/mq/v1/moves", "list_moves", brokers.list_moves, Permission.OPERATE, queries.MovesQuery),
     _get("/mq/v1/routes", "list_routes", brokers.list_routes, Permission.OPERATE, queries.ListRoutesQuery),
     _get("/mq/v1/connections", "list_connections", connections.list_connections, Permission.OPERATE, queries.ListQuery),
     _delete(

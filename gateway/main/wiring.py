@@ -27,7 +27,7 @@ from time import monotonic_ns
 from gateway.api.figures import Figures
 from gateway.api.producer import Producer
 from gateway.api.read import Consumer
-from gateway.api.recurring import SentPlacing
+from gateway.api.recurring import ProducerRouting
 from gateway.api.trail import Trail
 from gateway.auth.administration import AccessFiles
 from gateway.cluster.members import check_alone
@@ -334,7 +334,7 @@ def build_recurring(gateway: Gateway, store: Store, admin: LocalAdmin) -> Recurr
         store,
         RoutedPartitions(admin.routes, own=admin.broker.name),
         gateway.clock,
-        placing=SentPlacing(gateway.producer, admin.routes),
+        routing=ProducerRouting(gateway.producer, admin.routes),
         count_max=gateway.limits.recurring_max,
     )
 

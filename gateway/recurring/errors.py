@@ -3,7 +3,7 @@
 StoreError
 ├── UnknownRecurring   there is none of this name                 (404)
 ├── TooManyRecurring   the bound on their number is reached       (429)
-└── NoPlace            the topic is not there, or does not take the record; nobody is answered with it
+└── Undeliverable      the topic does not exist or refuses the record (logged and counted; never an answer)
 """
 
 from __future__ import annotations
@@ -19,5 +19,5 @@ class TooManyRecurring(StoreError):
     """No room for another recurring schedule. Nothing was stored."""
 
 
-class NoPlace(StoreError):
-    """The topic of a recurring schedule is not there, or does not take its record."""
+class Undeliverable(StoreError):
+    """The topic of a recurring schedule does not exist, or refuses its record."""

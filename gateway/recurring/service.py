@@ -37,7 +37,7 @@ from gateway.recurring.definitions import (
     Recurring,
     RecurringTable,
 )
-from gateway.recurring.errors import NoPlace
+from gateway.recurring.errors import Undeliverable
 from gateway.recurring.rule import Rule
 from store import record_batch
 from store.clock import Clock
@@ -76,15 +76,16 @@ class DeliveredSources(Protocol):
         ...
 
 
-class Placing(Protocol):
-    """Where records go: chosen as for those that are sent; `gateway.api.recurring.SentPlacing` is one."""
+class RecordRouting(Protocol):
+    """Chooses the partition of records as for sent ones; implemented by `gateway.api.recurring.ProducerRouting`."""
 
     def check(self, topic: str, record: ProduceRecord) -> None:
-        """Raises NoPlace unless a topic takes the record."""
+        """Raises Undeliverable unless a topic takes the record."""
         ...
 
-    def place(self, topic: str, records: Sequence[ProduceRecord]) -> tuple[Target, Sequence[Record]]:
-        """The partition for records of one key, or of none, and the records as they are stored. Raises NoPlace."""
+    def route(self, topic: str, records: Sequence[ProduceRecord]) -> tuple[Target, Sequence[Record]]:
+        """The partition for records of one key, or of none, and the records as they are stored.
+        Raises Undeliverable."""
         ...
 
 
@@ -109,7 +110,7 @@ class _Row(NamedTuple):
 class RecurringSchedules:
     """The recurring schedules of one node. `start`, then `run` until cancelled, then `close`.
 
-    `placing` says where a record goes, `partitions` stores it there, `sources` knows what was stored before.
+    `routing` chooses the partition of a record, `partitions` stores it there, `sources` knows what was stored before.
     """
 
     def __init__(
@@ -121,7 +122,7 @@ class RecurringSchedules:
         partitions: Partitions,
         clock: Clock,
         *,
-        placing: Placing,
+        routing: RecordRouting,
         count_max: int,
         run_blocking: RunBlocking = asyncio.to_thread,
     ) -> None:
@@ -133,7 +134,7 @@ class RecurringSchedules:
         self._sources = sources
         self._partitions = partitions
         self._clock = clock
-        self._placing = placing
+        self._routing = routing
         self._count_max = count_max
         self._events: EventLog[Event] = EventLog(
             RECURRING_EVENTS,
@@ -279,7 +280,7 @@ class RecurringSchedules:
             del self._next_ms[name]
             looked_count += 1
             recurring = self.table.get(name)
-            if not self._has_place(recurring):
+            if not self._is_deliverable(recurring):
                 self._look_again(name, now_ms + _WITHOUT_TOPIC_MS)
                 continue
             names.append(name)
@@ -304,12 +305,12 @@ class RecurringSchedules:
             await self._write_fired(events[:middle])
             await self._write_fired(events[middle:])
 
-    def _has_place(self, recurring: Recurring) -> bool:
+    def _is_deliverable(self, recurring: Recurring) -> bool:
         """Whether its topic is there and takes the record. If not, what is due is due until it is, or missed."""
         name, definition = recurring.name, recurring.definition
         try:
-            self._placing.check(definition.topic, definition.record.at(0))
-        except NoPlace as error:
+            self._routing.check(definition.topic, definition.record.at(0))
+        except Undeliverable as error:
             if name not in self.troubles:
                 log.warning("recurring schedule=%s waits for its topic=%s: %s", name, definition.topic, error)
             self.troubles[name] = str(error)
@@ -379,10 +380,10 @@ class RecurringSchedules:
             count = max(1, min(len(recurring.owed), DELIVERED_BYTES // (1 + definition.record.size_bytes)))
             some = recurring.owed[:count]
             try:
-                target, records = self._placing.place(
+                target, records = self._routing.route(
                     definition.topic, [definition.record.at(owed.due_ms) for owed in some]
                 )
-            except NoPlace as error:
+            except Undeliverable as error:
                 log.warning("dropping records of recurring schedule=%s that are due: %s", name, error)
                 dropped[name] = len(recurring.owed)
                 continue

@@ -6,7 +6,10 @@ delivered once, whatever has moved since it was accepted:
     its partition is on the timer's own broker    the delivered entry names the copies that it consumes; a restart of
                                                   the timer learns them from the same log
     on another broker                             that log knows nothing of it. The copy, (broker, position, index), is
-                                                  the record's message id there: sent again after a crash, it is found
+                                                  the record's message id there: sent again after a crash, or when the
+                                                  answer was lost, it is found
+    on the own one again, after a move            both: the other broker may have stored it, and has told its ids when
+                                                  the partition came back
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from gateway.routing.base import Route, Routes, place_of
 from gateway.routing.reading import PartitionReader
 from gateway.routing.told import told
 from store import record_batch
-from store.errors import AlreadyStored, DiskFull, Overloaded, RecordTooLarge, StoreError, UnknownQueue
+from store.errors import AlreadyStored, DiskFull, Overloaded, RecordTooLarge, StoreError, TooManyIds, UnknownQueue
 from store.record_batch import Record
 from store.types import ID_BYTES, Acks, Append, Identity, ReadResult, Source
 from timer.ports import Due, Target, append_of
@@ -53,6 +56,12 @@ class RoutedPartitions:
                 stored = await self._store(broker, [(due, route) for _, due, route in sent])
             except (UnknownQueue, RecordTooLarge, Overloaded, DiskFull) as error:
                 refused = error
+                continue
+            except StoreError as error:
+                if broker.name == self._own and not isinstance(error, TooManyIds):
+                    raise
+                # Another node may have stored them: sent again, they are found by their ids.
+                refused = Overloaded(f"broker {broker.name}: {error}")
                 continue
             is_any_stored = True
             for (number, _, _), its_offsets in zip(sent, stored, strict=True):
@@ -102,11 +111,12 @@ class RoutedPartitions:
 
     def _append_of(self, due: Due, route: Route) -> Append:
         append = append_of(due, route.queue)
-        if route.broker.name == self._own:
+        is_own = route.broker.name == self._own
+        if is_own and route.queue.queue_id == due.target.partition:  # it has never moved
             return append
         own = self._own.encode()
         message_ids = [_message_id(own, source) for source in due.sources]
-        return replace(append, sources=(), identity=Identity(message_ids=message_ids))
+        return replace(append, sources=due.sources if is_own else (), identity=Identity(message_ids=message_ids))
 
 
 def _message_id(broker: bytes, source: Source) -> bytes:

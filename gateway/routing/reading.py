@@ -89,20 +89,21 @@ class PartitionReader:
     async def offset_for_time(
         self, topic: str, partition: int, time_ms: int, boundary: Boundary = Boundary.LOWER
     ) -> int:
-        """Search by store time; see `store.types.Boundary`. The answer lies within the partition's bounds."""
+        """Search by time; see `store.types.Boundary`. The answer lies within the partition's bounds."""
         chain = self._routes.chain(topic, partition)
         if _is_whole(chain):
             return await chain[0].broker.offset_for_time(chain[0].queue, time_ms, boundary)
+        searched = boundary
         if boundary is Boundary.UPPER:
-            time_ms += 1
+            time_ms, searched = time_ms + 1, Boundary.LOWER
         low, found = (await _bounds(chain)).min_offset, 0
         for segment in chain:
-            at = await segment.broker.offset_for_time(segment.queue, time_ms, Boundary.LOWER)
+            at = await segment.broker.offset_for_time(segment.queue, time_ms, searched)
             at = max(at, segment.physical_start)
             found = segment.to_logical(at)
             if segment.physical_end is None or at < segment.physical_end:
                 break
-        return max(low, found if boundary is Boundary.LOWER else found - 1)
+        return max(low, found - 1 if boundary is Boundary.UPPER else found)
 
 
 def _segment_at(chain: Sequence[Route], offset: int) -> Route:

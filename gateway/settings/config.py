@@ -69,7 +69,7 @@ class GatewayConfig:
     """0 picks a free one; the chosen one is in the first line printed."""
 
     insecure_no_auth: bool = False
-    """Listen beyond this machine although anybody who reaches the port may do anything."""
+    """Listen beyond this machine although any client that reaches the port may do anything."""
 
     allowed_origins: tuple[str, ...] = ()
     """Origins of web pages that may use this server, besides its own; "*": any."""

@@ -192,6 +192,12 @@ class Attacker:
             if response.status >= 300:
                 raise SetupFailed(f"topic {name}: {response.status} {await response.text()}")
 
+    async def delete_topic(self, name: str) -> None:
+        """Whether it is there or not. Raises SetupFailed."""
+        async with self.session.delete(f"/mq/v1/topics/{name}") as response:
+            if response.status >= 300 and response.status != 404:
+                raise SetupFailed(f"topic {name}: {response.status} {await response.text()}")
+
     async def each(self, count: int, one: Callable[[int], Awaitable[object]], *, at_a_time: int) -> None:
         """`one(number)` for every number below `count`."""
         numbers = iter(range(count))

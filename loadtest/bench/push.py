@@ -135,8 +135,8 @@ async def one_subscriber_parts(options: Options) -> dict[str, Rows]:
     async with AsyncExitStack() as stack:
         bare = stack.enter_context(running_bare_server(options.directory))
         ours = stack.enter_context(running_server(options.directory / "fast", "--acks", "written"))
-        works = subscribings(options.scale)
-        for work in works:
+        workloads = subscribings(options.scale)
+        for work in workloads:
             await fill(ours.url, work.topic, work.record_count, work.topic)
         peer_count = max(int(PEER_RECORDS * options.scale), 10_000)
         value = orjson.dumps(json_value(1))
@@ -146,10 +146,10 @@ async def one_subscriber_parts(options: Options) -> dict[str, Rows]:
         except Unavailable as error:
             about = f"not measured: {error}"
         runs: dict[tuple[str, str], list[Pushed]] = {}
-        bares: dict[str, list[float]] = {work.work: [] for work in works}
+        bares: dict[str, list[float]] = {work.work: [] for work in workloads}
         frame_records = iter(range(FRAME_RECORDS, 0, -1))
         for round_number in range(options.rounds + 1):
-            for work in works:
+            for work in workloads:
                 batch = next(frame_records)
                 counted = await one_subscriber(ours, work, batch, None, options.idle_share)
                 runs.setdefault((COUNTED, work.work), []).append(counted)
@@ -164,7 +164,7 @@ async def one_subscriber_parts(options: Options) -> dict[str, Rows]:
             if round_number == 0:
                 runs.clear()
                 bares = {name: [] for name in bares}
-    rows = [_subscriber_row(work, runs[COUNTED, work.work], bares[work.work]) for work in works]
+    rows = [_subscriber_row(work, runs[COUNTED, work.work], bares[work.work]) for work in workloads]
     beside = [] if nats is None else compared(runs)
     return {"one subscriber": pages.as_dicts(rows), "beside NATS": [{"about": about}, *beside]}
 

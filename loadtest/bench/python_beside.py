@@ -49,10 +49,10 @@ Run = Callable[[int], Awaitable[Taken]]
 
 
 class Other(NamedTuple):
-    """A client and what it can be asked to do: 'sends', 'reads', 'works'."""
+    """A client and what it can be asked to do: 'sends', 'reads', 'tasks'."""
 
     name: str
-    works: dict[str, Run]
+    workloads: dict[str, Run]
 
 
 async def timed(work: Awaitable[object]) -> Taken:
@@ -122,7 +122,7 @@ async def by_hand(url: str, value: object) -> AsyncIterator[Other]:
             {
                 "sends": lambda count: timed(by_tasks(send, count)),
                 "reads": lambda count: timed(read(count)),
-                "works": lambda count: timed(work(count)),
+                "tasks": lambda count: timed(work(count)),
             },
         )
 
@@ -223,7 +223,7 @@ async def by_nats(endpoint: str, payload: bytes, count: int) -> AsyncIterator[Ot
         {
             "sends": lambda count: timed(by_tasks(lambda: stream.publish("sends", payload), count)),
             "reads": lambda count: timed(read(count)),
-            "works": lambda count: timed(work(count)),
+            "tasks": lambda count: timed(work(count)),
         },
     )
     await connection.close()
@@ -268,7 +268,7 @@ async def by_redis(endpoint: str, payload: bytes, count: int) -> AsyncIterator[O
         {
             "sends": lambda count: timed(by_tasks(lambda: client.xadd("sends", {"v": payload}), count)),
             "reads": lambda count: timed(read(count)),
-            "works": lambda count: timed(work(count)),
+            "tasks": lambda count: timed(work(count)),
         },
     )
     await client.aclose()

@@ -115,7 +115,7 @@ WORKS = (
     Measured("a reader, by message, values as structs", decoded, RECEIVES_GOAL, "", "reads"),
     Measured("a reader, by frame", batches, RECEIVES_GOAL, ""),
     Measured(
-        "a worker's tasks", worked_off, WORKER_GOAL, "each acked durably, 256 at a time, values as structs", "works"
+        "a worker's tasks", worked_off, WORKER_GOAL, "each acked durably, 256 at a time, values as structs", "tasks"
     ),
 )
 
@@ -138,14 +138,14 @@ async def measure(url: str, directory: Path, asked: argparse.Namespace) -> list[
 
 async def measure_one(url: str, one: Measured, beside: Sequence[Other], asked: argparse.Namespace) -> list[Row]:
     """Our row, and one for each of the others that can do the work."""
-    able = [other for other in beside if one.what in other.works]
+    able = [other for other in beside if one.what in other.workloads]
     ours: list[Taken] = []
     theirs: dict[str, list[Taken]] = {other.name: [] for other in able}
     for number in range(asked.rounds):
         async with mq.connect(url, pending_max=asked.records) as client:
             ours.append(await timed(one.work(client, number, asked.records)))
         for other in able:
-            theirs[other.name].append(await other.works[one.what](asked.records))
+            theirs[other.name].append(await other.workloads[one.what](asked.records))
 
     def rates(runs: Sequence[Taken]) -> list[float]:
         return [asked.records / run.wall_s for run in runs]
@@ -188,7 +188,7 @@ def main() -> None:
     parser.add_argument("--dir", type=Path, default=Path("/var/tmp"), help="where the server keeps its files; a disk")
     parser.add_argument("--records", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", help="works whose name contains this; nothing is written then")
+    parser.add_argument("--only", help="workloads whose name contains this; nothing is written then")
     parser.add_argument("--out", type=Path, default=RESULTS, help="where the results are written")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="mq-bench-python-", dir=asked.dir) as directory:

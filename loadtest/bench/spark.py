@@ -134,11 +134,11 @@ class Bench:
         options = {"count": count, "tasks": PARTITIONS, "valueBytes": value_bytes}
         return self.spark.read.format("bench_memory").schema(schema).options(**options).load()
 
-    def alternately(self, uncounted: int = 1, /, **works: Callable[[], float]) -> dict[str, list[float]]:
+    def alternately(self, uncounted: int = 1, /, **workloads: Callable[[], float]) -> dict[str, list[float]]:
         """What each came to, round by round, after so many rounds that do not count."""
-        runs: dict[str, list[float]] = {name: [] for name in works}
+        runs: dict[str, list[float]] = {name: [] for name in workloads}
         for _ in range(uncounted + self.rounds):
-            for name, work in works.items():
+            for name, work in workloads.items():
                 runs[name].append(work())
         return {name: found[uncounted:] for name, found in runs.items()}
 
@@ -159,25 +159,25 @@ class Bench:
         topic = self.topic(100, count, also_kafka=True)
         parquet = str(self.root / "parquet")
         self.mq(topic).write.mode("overwrite").parquet(parquet)
-        works = {
+        workloads = {
             "mq": self.per_second(lambda: self.mq(topic), count),
             "memory": self.per_second(lambda: self.memory(SEVEN, 100, count), count),
             "parquet": self.per_second(lambda: self.spark.read.parquet(parquet), count),
         }
         if self.kafka is not None:
-            works["kafka"] = self.per_second(lambda: self.from_kafka(topic), count)
-        found = self.alternately(JIT_ROUNDS, **works)
+            workloads["kafka"] = self.per_second(lambda: self.from_kafka(topic), count)
+        found = self.alternately(JIT_ROUNDS, **workloads)
         share = paired_ratio(found["mq"], found["memory"]).median
         is_met = statistics.median(found["mq"]) >= 1.3e6 and share >= 0.65
         yield Row("read, 7 columns, 100 B", "records/s", found, ">= 1,300,000 and 65 % of memory", is_met)
-        works = {
+        workloads = {
             "mq": self.per_second(lambda: self.mq(topic, "value"), count),
             "memory": self.per_second(lambda: self.memory("value binary", 100, count), count),
             "parquet": self.per_second(lambda: self.spark.read.parquet(parquet).select("value"), count),
         }
         if self.kafka is not None:
-            works["kafka"] = self.per_second(lambda: self.from_kafka(topic).select("value"), count)
-        found = self.alternately(**works)
+            workloads["kafka"] = self.per_second(lambda: self.from_kafka(topic).select("value"), count)
+        found = self.alternately(**workloads)
         is_met = statistics.median(found["mq"]) >= 2e6
         yield Row("read, columns=value, 100 B", "records/s", found, ">= 2,000,000", is_met)
         kilo = count // 5
@@ -200,7 +200,7 @@ class Bench:
             stream = self.spark.readStream.format("mq").options(**options, maxOffsetsPerTrigger=1_000_000).load()
             return count / sum(self.batch_times_s(stream))
 
-        works: dict[str, Callable[[], float]] = {"mq": ours}
+        workloads: dict[str, Callable[[], float]] = {"mq": ours}
         if self.kafka is not None:
             kafka = {"kafka.bootstrap.servers": self.kafka.endpoint, "subscribe": topic, "startingOffsets": "earliest"}
 
@@ -208,8 +208,8 @@ class Bench:
                 stream = self.spark.readStream.format("kafka").options(**kafka, maxOffsetsPerTrigger=1_000_000).load()
                 return count / sum(self.batch_times_s(stream))
 
-            works["kafka"] = theirs
-        found = self.alternately(JIT_ROUNDS, **works)
+            workloads["kafka"] = theirs
+        found = self.alternately(JIT_ROUNDS, **workloads)
         is_met = statistics.median(found["mq"]) >= 9e5
         yield Row("stream, 7 columns, 1,000,000 a trigger", "records/s", found, ">= 900,000", is_met)
 
@@ -273,16 +273,16 @@ class Bench:
 
             return run
 
-        works = {
+        workloads = {
             "mq": timed(ours),
             "thrown away in Python": timed(lambda: rows.write.format("bench_null").mode("append").save()),
             "parquet": timed(lambda: rows.write.mode("overwrite").parquet(str(self.root / "written"))),
         }
         if self.kafka is not None:
             few = self.memory("key binary, value binary", 100, count // 10).cache()  # a sync for each 16 KiB
-            works[KAFKA_LIKE_OURS] = to_kafka(KAFKA_LIKE_OURS, rows, KAFKA_SINK)
-            works[KAFKA_DEFAULT] = to_kafka(KAFKA_DEFAULT, few, {})
-        found = self.alternately(2, **works)
+            workloads[KAFKA_LIKE_OURS] = to_kafka(KAFKA_LIKE_OURS, rows, KAFKA_SINK)
+            workloads[KAFKA_DEFAULT] = to_kafka(KAFKA_DEFAULT, few, {})
+        found = self.alternately(2, **workloads)
         sizes = {"mq": batch_records(read_partition(self.url, written["mq"]))}
         if self.kafka is not None:
             sizes |= {
@@ -434,7 +434,7 @@ def as_markdown(parts: Mapping[str, Part]) -> str:
         f"  *{KAFKA_DEFAULT}*: as the sink comes, with a tenth of the records.",
         "  *thrown away in Python*: the hand-over alone.",
         "- *stream*: records by the sum of the times of the batches, a checkpoint of each included.",
-        "- *a micro-batch*: the time of one batch, median, beside a source that asks nobody anything.",
+        "- *a micro-batch*: the time of one batch, median, beside a source that makes no request.",
         "",
         "## Conditions",
         "",

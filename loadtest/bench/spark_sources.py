@@ -2,7 +2,7 @@
 
 bench_memory    the rows of a topic, made once a task in memory, handed to Spark as Arrow
 bench_null      a sink that counts Arrow batches and throws them away
-bench_ticks     a stream of one row a micro-batch that asks nobody anything
+bench_ticks     a stream of one row a micro-batch that makes no request
 """
 
 from __future__ import annotations

@@ -62,11 +62,11 @@ async def append_rows(options: Options) -> list[Row]:
     one caller, which waits for each call; and one batch a call by many callers, whose batches share a write."""
     batch = work.batch_of(1_000, 100)
     size = f"{len(batch) / 1e3:.0f} kB"
-    works: list[tuple[str, int, Callable[..., Awaitable[Speed]]]] = [
+    workloads: list[tuple[str, int, Callable[..., Awaitable[Speed]]]] = [
         *((f"append, {n} x {size} a call", n, partial(work.append_calls, batches=n)) for n in GROUPS),
         *((f"append, {n} callers of 1 x {size}", n, partial(work.append_side_by_side, callers=n)) for n in CALLERS),
     ]
-    return [await _append_row(options, *one, batch) for one in works]
+    return [await _append_row(options, *one, batch) for one in workloads]
 
 
 async def _append_row(

@@ -83,7 +83,7 @@ class Cost(NamedTuple):
     records_per_s: float
 
 
-def works(client: LoadClient) -> Mapping[str, Work]:
+def workloads(client: LoadClient) -> Mapping[str, Work]:
     """What is measured, by its name."""
     sent = {"Content-Type": JSON_TYPE}
     delayed = orjson.loads(json_body(range(100)))
@@ -258,15 +258,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("other", type=Path, help="a checkout of mq")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
-    parser.add_argument("--seconds", type=float, default=RUN_S, help="of a run of those works that are timed")
-    parser.add_argument("--only", default="", help="parts of the names of works, with '; ' between them")
+    parser.add_argument("--seconds", type=float, default=RUN_S, help="of a run of those workloads that are timed")
+    parser.add_argument("--only", default="", help="parts of the names of workloads, with '; ' between them")
     parser.add_argument("--dir", type=Path, help="where the servers' data lies; on a disk, not in memory")
     options = parser.parse_args()
     client = WrkClient.find()
     if client is None:
         sys.exit("wrk is missing: apt-get install wrk")
     chosen = {
-        name: work for name, work in works(client).items() if any(part in name for part in options.only.split("; "))
+        name: work for name, work in workloads(client).items() if any(part in name for part in options.only.split("; "))
     }
     with tempfile.TemporaryDirectory(prefix="mq-trees-", dir=options.dir) as directory, ExitStack() as stack:
         trees = []

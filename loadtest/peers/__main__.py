@@ -1,12 +1,12 @@
 """Runs the scoreboard and writes docs/benchmarks/peers.{json,md} and charts.
 
-    python -m loadtest.peers [--peers 'mq; kafka'] [--rounds 5] [--quick] [--parts 'works; topics']
+    python -m loadtest.peers [--peers 'mq; kafka'] [--rounds 5] [--quick] [--parts 'workloads; topics']
     python -m loadtest.peers --resume --minutes 18        again and again, in quiet windows, until all is measured
     python -m loadtest.peers --compare A/peers.json B/peers.json
     python -m loadtest.peers --direction FULL/peers.json QUICK/peers.json
 
 For each durability all servers are started once and warmed; then round by round each work is done by every row in turn
-(fleet.py). The long works come last, each with a server of its own. Every result is written to a file of its own at
+(fleet.py). The long workloads come last, each with a server of its own. Every result is written to a file of its own at
 once (runs.py); the report is made from those files and from nothing else.
 """
 
@@ -86,7 +86,7 @@ def main() -> None:
         sys.exit(str(error))
     clock = Clock(options.minutes)
     try:
-        if "works" in runs.parts:
+        if "workloads" in runs.parts:
             for durability in Durability:
                 run_fleet(peers, list(turns(peers, durability, rounds=rounds, quick=options.quick)), runs, tools, clock)
         run_long(peers, list(long_turns(peers, runs.parts, quick=options.quick)), runs, tools, clock)

@@ -6,7 +6,7 @@ machine of what dice do. Overlap alone says little where ranges are wide: the ra
 What was measured once has no range: it is told, not judged.
 
 `directions`, of a whole run and a quick one: both say of each compared row whether mq is ahead. Where the whole run
-does not tell (its range holds 1), the quick one is not judged; nor are the long works, whose quick form has another
+does not tell (its range holds 1), the quick one is not judged; nor are the long workloads, whose quick form has another
 size: a restart with 64 MiB says nothing of one with 5 GiB.
 """
 
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from loadtest.peers.plan import PARTS, long_works
+from loadtest.peers.plan import PARTS, long_workloads
 from loadtest.peers.report import LINES, Ratio, limits_of, ratios, rows_of
 from loadtest.stats import Spread, spread
 
@@ -66,7 +66,7 @@ def differences(first: Path, second: Path) -> Iterator[Difference]:
 
 def directions_of(full: Path, quick: Path) -> Iterator[Direction]:
     """Every row that is compared with ours in both files, at the same size."""
-    other_size = {long_works(part, quick=True).name for part in PARTS[1:]}
+    other_size = {long_workloads(part, quick=True).name for part in PARTS[1:]}
     found: list[dict[tuple[str, str], Ratio]] = []
     for document in map(_read, (full, quick)):
         compared = ratios(document["results"], limits_of(document))

@@ -322,7 +322,7 @@ class Nsq(Peer):
             "sync-every=1",
             Durability.WRITTEN,
             "--sync-every=1: written to its file before the answer; the sync of it begins behind the answer",
-            works=("single",),
+            workloads=("single",),
         ),
     )
 

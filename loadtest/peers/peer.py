@@ -37,15 +37,15 @@ class Level(NamedTuple):
     about: str
     """The settings, and what an answer means with them."""
 
-    works: Sequence[str] = ()
-    """The only works that are measured at this level; all that the peer does when empty."""
+    workloads: Sequence[str] = ()
+    """The only workloads that are measured at this level; all that the peer does when empty."""
 
 
 Options = Mapping[str, float]
 """What a step asks for, by name (plan.py)."""
 
 Numbers = Mapping[str, float]
-"""What a step came to. Names that have a meaning for all works; a way may add others:
+"""What a step came to. Names that have a meaning for all workloads; a way may add others:
 
     records               records handled within the window
     records_per_s         the rate within the window

@@ -2,7 +2,7 @@
 
 Parts of a run:
 
-    works      all ordinary works, in every round, with all servers of a durability up at once (fleet.py)
+    workloads      all ordinary workloads, in every round, with all servers of a durability up at once (fleet.py)
     topics     10,000 topics                                 these three are long: once, each with a server of its own,
     delayed    a million delayed records                     ours at every level, a peer's at the loosest that it has
     restart    kill -9 with 5 GiB in the log
@@ -26,7 +26,7 @@ OVERHEAD_S = 5.0
 """How long a step takes beside its window, until one of this run has told better."""
 
 FLEET_START_S = 120.0
-PARTS = ("works", "topics", "delayed", "restart")
+PARTS = ("workloads", "topics", "delayed", "restart")
 QUICK_PARTS = PARTS[:-1]
 """A quick run has no log large enough for a restart to say anything, and starting all peers again takes two minutes."""
 
@@ -88,8 +88,8 @@ class Turn(NamedTuple):
         return "-".join(_word(part) for part in (*parts, self.row.peer, self.row.level.name, self.row.client))
 
 
-def works(*, quick: bool) -> Sequence[Step]:
-    """The steps of the part `works`, in their order."""
+def workloads(*, quick: bool) -> Sequence[Step]:
+    """The steps of the part `workloads`, in their order."""
     time = {"duration_s": 1.0, "warm_s": 0.2} if quick else {"duration_s": 5.0, "warm_s": 0.5}
     queue = {"duration_s": time["duration_s"], "fill_s": 1.0 if quick else 6.0, "count": 250_000}
     delayed = {"count": 2_500, "spread_ms": 1_000} if quick else {"count": 20_000, "spread_ms": 5_000}
@@ -106,7 +106,7 @@ def works(*, quick: bool) -> Sequence[Step]:
     )
 
 
-def long_works(part: str, *, quick: bool) -> Step:
+def long_workloads(part: str, *, quick: bool) -> Step:
     """The one step of a long part."""
     match part:
         case "topics":
@@ -121,7 +121,7 @@ def long_works(part: str, *, quick: bool) -> Step:
 
 def turns(peers: Mapping[str, Peer], durability: Durability, *, rounds: int, quick: bool) -> Iterator[Turn]:
     """The turns of a fleet, in their order."""
-    steps = [step for step in works(quick=quick) if durability is Durability.WRITTEN or step.work not in ONLY_READ]
+    steps = [step for step in workloads(quick=quick) if durability is Durability.WRITTEN or step.work not in ONLY_READ]
     for number in range(rounds):
         for step in steps:
             rows = rows_of(peers, step.work, durability)
@@ -134,7 +134,7 @@ def long_turns(peers: Mapping[str, Peer], parts: Sequence[str], *, quick: bool) 
     for part in PARTS[1:]:
         if part not in parts:
             continue
-        step = long_works(part, quick=quick)
+        step = long_workloads(part, quick=quick)
         for name, peer in peers.items():
             ways = peer.ways(step.work)
             for level in peer.levels if peer.is_ours else _loosest(peer):
@@ -148,7 +148,7 @@ def rows_of(peers: Mapping[str, Peer], work: str, durability: Durability) -> lis
         Row(name, level, way.client)
         for name, peer in peers.items()
         for level in peer.levels
-        if level.durability is durability and work in (level.works or (work,))
+        if level.durability is durability and work in (level.workloads or (work,))
         for way in peer.ways(work)
     ]
 
@@ -162,14 +162,14 @@ def options_of(step: Step, peer: Peer) -> dict[str, float]:
 
 def sizes(parts: Sequence[str], *, quick: bool) -> Mapping[str, Mapping[str, float]]:
     """The options of all steps, for the report."""
-    steps = list(works(quick=quick)) if "works" in parts else []
-    steps += [long_works(part, quick=quick) for part in PARTS[1:] if part in parts]
+    steps = list(workloads(quick=quick)) if "workloads" in parts else []
+    steps += [long_workloads(part, quick=quick) for part in PARTS[1:] if part in parts]
     return {step.name: dict(step.options) for step in steps}
 
 
 def _loosest(peer: Peer) -> Sequence[Level]:
     """The last of those that are written, but for levels that are there for one work alone."""
-    levels = [level for level in peer.levels if not level.works]
+    levels = [level for level in peer.levels if not level.workloads]
     written = [level for level in levels if level.durability is Durability.WRITTEN]
     return (written or levels)[-1:]
 

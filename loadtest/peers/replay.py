@@ -1,4 +1,4 @@
-"""Clients of the works "server alone": prebuilt bytes in, raw bytes out, at as little cost as Python can have.
+"""Clients of the workloads "server alone": prebuilt bytes in, raw bytes out, at as little cost as Python can have.
 
 A request of `replay` and an answer of `fetch` hold a thousand records or more, so a client's cost is per batch and the
 server is what is measured. `single` leaves the load to wrk, which is written in C.

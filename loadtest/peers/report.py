@@ -160,7 +160,7 @@ def write_report(runs: Path, out: Path) -> None:
     (out / "peers.json").write_bytes(orjson.dumps(document, option=orjson.OPT_INDENT_2) + b"\n")
     why = out / WHY
     (out / "peers.md").write_text(markdown(about, results, why.read_text() if why.exists() else ""))
-    for chart in out.glob("peers-*.svg"):  # of works that are no longer measured
+    for chart in out.glob("peers-*.svg"):  # of workloads that are no longer measured
         chart.unlink()
     draw(about, results, out)
 

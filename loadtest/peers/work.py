@@ -1,4 +1,4 @@
-"""The works of Python clients, each written once for every peer. A work takes a client and answers with numbers, or
+"""The workloads of Python clients, each written once for every peer. A work takes a client and answers with numbers, or
 raises WorkFailed.
 
 A value is 100 bytes of ASCII (1,024 where the log is filled for a restart): 16 hexadecimal digits that tell it from

@@ -49,6 +49,10 @@ Waiter = asyncio.Future[list[Appended]]
 _InFlight = dict[int, Waiter]  # by sequence
 
 
+def _nothing(_: Entry) -> None:
+    """Nobody else wants to see what is read again."""
+
+
 class Idempotency:
     """The identities of one store. All methods but `load`, `catch_up` and `Saving.run` belong to the event loop."""
 
@@ -113,9 +117,18 @@ class Idempotency:
         if self._snapshots.is_torn:
             self.is_damaged = self._producers_changed = True
 
-    def catch_up(self, commit_log: CommitLog, end: int, now_ms: int, progress: Progress | None) -> int:
+    def catch_up(
+        self,
+        commit_log: CommitLog,
+        end: int,
+        now_ms: int,
+        progress: Progress | None,
+        *,
+        also: Callable[[Entry], None] = _nothing,
+    ) -> int:
         """Apply what lies between the saved state and `end`, from where on entries are replayed; the bytes that were
-        read for it. None, usually: only when files were lost or the index was built again offline. Raises Corrupt."""
+        read for it. None, usually: only when files were lost or the index was built again offline. `also` is called
+        with what is read: all of it, when no state was saved. Raises Corrupt."""
         begin = end
         if self._ids_until < end:
             begin = max(self._ids_until, self._window_start(commit_log, end, now_ms))
@@ -125,6 +138,7 @@ class Idempotency:
                 raise Corrupt(commit_log.path_of(found.position), found.position, found.reason)
             if not isinstance(found, Blank):
                 self.apply(found, is_durable=True)
+                also(found)
             if progress is not None and found.position - told >= PROGRESS_BYTES:
                 told = found.position
                 progress(told - begin, commit_log.prepared_position - begin)

@@ -113,8 +113,8 @@ class ProducerTable:
         for kept in sent:
             if kept.sequence == producer.sequence:
                 if kept.base_offset < 0:
-                    place, offset = partition_of(queue), ~kept.base_offset
-                    return Original(place, offset, kept.position, kept.store_time_ms, is_moved=True)
+                    partition, offset = partition_of(queue), ~kept.base_offset
+                    return Original(partition, offset, kept.position, kept.store_time_ms, is_moved=True)
                 return Original(queue, kept.base_offset, kept.position, kept.store_time_ms)
         if producer.sequence > sent[0].sequence or len(sent) < SEQUENCES_KEPT:
             raise SequenceGone(

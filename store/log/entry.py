@@ -50,6 +50,8 @@ from crc32c import crc32c
 from store.light_names import LightNames
 from store.limits import ENTRY_BYTES_MAX
 from store.log.packed import Packed
+from store.record_batch import HEADER_BYTES as BATCH_HEADER_BYTES
+from store.record_batch import MAX_TIMESTAMP_AT
 from store.types import (
     ID_BYTES,
     Append,
@@ -81,6 +83,7 @@ _REQUEST_INDEX = struct.Struct(">I")
 _PRODUCER_ITEM = struct.Struct(">16sq")
 _BYTE = struct.Struct("B")
 _CRC = struct.Struct(">I")
+_DATE = struct.Struct(">q")
 
 VERSION = 1
 ALIGNMENT = 8
@@ -140,6 +143,8 @@ class Header(NamedTuple):
     base_offset: int
     record_count: int
     store_time_ms: int
+    dated_ms: int
+    """The highest event time of its records; -1 when its batch is none."""
 
     @property
     def next_offset(self) -> int:
@@ -282,6 +287,7 @@ def decode_headers(view: memoryview, at: int, position: int) -> list[Header]:
     headers: list[Header] = []
     add, make = headers.append, tuple.__new__  # recovery is this loop: a step of it is a second for some GiB
     queues: dict[int, QueueKey] = {}
+    unpack_date = _DATE.unpack_from
     view_end = len(view)
     last = view_end - HEADER_BYTES
     skew = position - at
@@ -303,7 +309,9 @@ def decode_headers(view: memoryview, at: int, position: int) -> list[Header]:
         if queue is None:
             queue = queues[word] = QueueKey(word >> 32, word & 0xFFFFFFFF)
         size = (length + ALIGNMENT - 1) & -ALIGNMENT
-        add(make(Header, (own_position, size, queue, base_offset, record_count, store_time_ms)))
+        batch = at + HEADER_BYTES + (kind & _TOPIC_BYTES_MASK)
+        dated_ms = unpack_date(view, batch + MAX_TIMESTAMP_AT)[0] if end - batch >= BATCH_HEADER_BYTES else -1
+        add(make(Header, (own_position, size, queue, base_offset, record_count, store_time_ms, dated_ms)))
         at += size
     return headers
 

@@ -32,14 +32,14 @@ class Packed(Sequence[T_co], Generic[T_co]):
         """The rows' bytes, end to end."""
         return self._block
 
-    def row_bytes(self, indexes: Iterable[int]) -> list[bytes]:
-        """The bytes of some rows, in this order; the garbage collector does not look at them either."""
-        block, size = self._block, self._layout.size
-        return [block[index * size : (index + 1) * size] for index in indexes]
+    def row_bytes(self, index: int) -> bytes:
+        """The bytes of a row; the garbage collector does not look at them either."""
+        size = self._layout.size
+        return self._block[index * size : (index + 1) * size]
 
     def rows(self, indexes: Iterable[int]) -> Packed[T_co]:
         """Some of the rows, in this order."""
-        return Packed(b"".join(self.row_bytes(indexes)), self._layout, self._make)
+        return Packed(b"".join(map(self.row_bytes, indexes)), self._layout, self._make)
 
     def __len__(self) -> int:
         return len(self._block) // self._layout.size

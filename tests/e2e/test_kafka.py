@@ -37,7 +37,8 @@ from confluent_kafka.admin import (
 
 from gateway.auth.config import AuthConfig
 from gateway.auth.tokens import change_tokens, mint
-from gateway.surfaces.kafka.apis import METADATA, OFFSET_DELETE, SASL_AUTHENTICATE, SASL_HANDSHAKE
+from gateway.surfaces.kafka import errors
+from gateway.surfaces.kafka.apis import LIST_OFFSETS, METADATA, OFFSET_DELETE, SASL_AUTHENTICATE, SASL_HANDSHAKE
 from loadtest.certificates import write_certificate
 from loadtest.peers.fetch import TOOLS, program
 from loadtest.peers.kafka import VERSION as JAVA_VERSION
@@ -52,6 +53,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")  # one server for those th
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 WAIT_S = 30.0
 SECRET = b"s" * 32
+LEEWAY_MS = 1_000
 
 
 class Kafka:
@@ -328,6 +330,57 @@ async def test_nothing_acknowledged_is_lost_when_the_server_is_killed(own_kafka:
     assert found == Counter(
         acknowledged.keys()
     )  # once each: an idempotent producer's repeats are known after a crash, too
+
+
+async def test_offsets_by_the_records_own_time_whatever_it_is(kafka: Kafka) -> None:
+    """A day ahead, and behind; the latest time of all (KIP-734), which is the first one's of two, and no tiers."""
+    await kafka.create("dated", 1)
+    now_ms, day_ms = int(time.time() * 1000), 86_400_000
+    dates_ms = [now_ms, now_ms + day_ms, now_ms - day_ms, now_ms + 1, now_ms + day_ms, 5]
+
+    def run() -> None:
+        producer = kafka.producer()
+        for date_ms in dates_ms:
+            producer.produce("dated", b"x", partition=0, timestamp=date_ms)
+            assert producer.flush(WAIT_S) == 0
+        spec = confluent_kafka.admin.OffsetSpec
+        place = confluent_kafka.TopicPartition("dated", 0)
+
+        def found(wanted: Any) -> tuple[int, int]:
+            result = kafka.admin.list_offsets({place: wanted})[place].result(WAIT_S)
+            return result.offset, result.timestamp
+
+        for time_ms in (4, now_ms - 1, now_ms + 1, now_ms + 60_000, now_ms + day_ms):
+            first = next(at for at, date_ms in enumerate(dates_ms) if date_ms >= time_ms)
+            assert found(spec.for_timestamp(time_ms)) == (first, dates_ms[first]), time_ms - now_ms
+        assert found(spec.for_timestamp(now_ms + day_ms + 1)) == (-1, -1)
+        assert found(spec.max_timestamp()) == (1, now_ms + day_ms)
+
+    await asyncio.to_thread(run)
+    async with wire(kafka.address) as client:
+
+        async def asked(version: int, time_ms: int) -> tuple[int, int]:
+            partitions = [{"partition_index": 0, "timestamp": time_ms}]
+            [topic] = (
+                await client.ask(
+                    LIST_OFFSETS, version, {"replica_id": -1, "topics": [{"name": "dated", "partitions": partitions}]}
+                )
+            )["topics"]
+            [one] = topic["partitions"]
+            return one["error_code"], one["offset"]
+
+        assert [await asked(11, time_ms) for time_ms in range(-6, 0)] == [
+            (0, -1),
+            (0, -1),
+            (0, 0),
+            (0, 1),
+            (0, 0),
+            (0, 6),
+        ]
+        for since, time_ms in ((7, -3), (8, -4), (9, -5), (11, -6)):
+            assert (await asked(since - 1, time_ms))[0] == errors.UNSUPPORTED_VERSION
+            assert (await asked(since, time_ms))[0] == errors.NONE
+        assert (await asked(11, -7))[0] == errors.UNSUPPORTED_VERSION
 
 
 async def test_admin_requests(kafka: Kafka) -> None:
@@ -623,12 +676,13 @@ async def _authenticated(client: Wire, jwt: str) -> Any:
 async def _renewed(address: str) -> None:
     """A credential that ends is renewed on its connection (KIP-368), by the same principal, or ends it."""
     ask = {"topics": []}
-    async with wire(address) as renewing, wire(address) as ending, wire(address) as changing:
+    async with wire(address) as renewing, wire(address) as ending, wire(address) as changing, wire(address) as late:
         for client in (renewing, ending, changing):
-            answer = await _authenticated(client, _jwt("mq:admin", valid_s=3))
+            answer = await _authenticated(client, _jwt("mq:admin", valid_s=2))
             assert not answer["error_code"], answer
-            assert 0 < answer["session_lifetime_ms"] <= 3_000
+            assert 0 < answer["session_lifetime_ms"] <= 2_000, "its own end, without the leeway"
             assert (await client.ask(METADATA, 1, ask))["brokers"]
+        assert 0 < (await _authenticated(late, _jwt("mq:admin", valid_s=0)))["session_lifetime_ms"] <= LEEWAY_MS
         assert (await _authenticated(renewing, _jwt("mq:admin")))["session_lifetime_ms"] > 3_000
         assert (await _authenticated(changing, _jwt("mq:admin", principal="ann")))["error_code"] == 58
         await asyncio.sleep(3.5)
@@ -717,7 +771,7 @@ async def test_who_may_do_what_by_sasl_plain(tmp_path: Path) -> None:
     (tmp_path / "jwt").write_bytes(SECRET)
     by_jwt = {
         "MQ_AUTH_JWT_ISSUER": "us", "MQ_AUTH_JWT_AUDIENCE": "mq", "MQ_AUTH_JWT_KEY_FILE": str(tmp_path / "jwt"),
-        "MQ_AUTH_JWT_ALGORITHM": "HS256", "MQ_AUTH_JWT_LEEWAY_MS": "0",
+        "MQ_AUTH_JWT_ALGORITHM": "HS256", "MQ_AUTH_JWT_LEEWAY_MS": str(LEEWAY_MS),
     }  # fmt: skip
     server = Server(data, {"MQ_KAFKA_PORT": str(port), "MQ_AUTH_ENABLED": "true", **by_jwt})
     await server.start()

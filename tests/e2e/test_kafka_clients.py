@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import aiohttp
 import confluent_kafka
+import psutil
 import pytest
 
 from loadtest.bench.librdkafka import rdkafka_performance
@@ -362,8 +363,15 @@ async def test_java_produces_consumes_and_administers(version: str, tmp_path: Pa
         assert sorted(consumer.lines) == sorted(lines)
 
 
+def _executors(job: Running) -> list[psutil.Process]:
+    """The executors of a Spark job, in the order of their start."""
+    below = psutil.Process(job.process.pid).children(recursive=True)
+    found = [one for one in below if any("CoarseGrainedExecutorBackend" in part for part in one.cmdline())]
+    return sorted(found, key=lambda one: one.create_time())
+
+
 @pytest.mark.matrix
-async def test_spark_s_kafka_source_and_sink_while_the_server_is_killed(tmp_path: Path) -> None:
+async def test_spark_s_kafka_source_and_sink_while_the_server_and_executors_are_killed(tmp_path: Path) -> None:
     libraries = await _had(lambda: jars(TOOLS, "spark-kafka", SPARK_ARTIFACTS, alone=True))
     async with serving_kafka(tmp_path) as kafka:
         for topic in ("source", "sink"):
@@ -372,6 +380,7 @@ async def test_spark_s_kafka_source_and_sink_while_the_server_is_killed(tmp_path
         await asyncio.to_thread(kafka.send, "source", values, enable_idempotence=True)
         paths = ",".join(map(str, sorted(libraries.glob("*.jar"))))
         arguments = [kafka.address, "source", "sink", str(tmp_path / "checkpoint"), paths]
+        # Spark's members are its executors: it assigns partitions to their tasks by itself, without a group.
         for run in range(2):  # the job is killed as well, and goes on from its checkpoint
             job = await Running.begin([sys.executable, str(HERE / "spark_kafka.py"), *arguments], None)
             try:
@@ -380,6 +389,9 @@ async def test_spark_s_kafka_source_and_sink_while_the_server_is_killed(tmp_path
                     return len(await asyncio.to_thread(stored, kafka, "sink")) >= least
 
                 await _until(lambda run=run: copied(500 + 800 * run), lambda job=job: (job.lines, job.errors))
+                executors = _executors(job)
+                assert len(executors) == 2
+                executors[run].kill()
                 await kafka.server.kill()
                 await kafka.server.start()
                 await _until(lambda run=run: copied(1_000 + 1_000 * run), lambda job=job: (job.lines, job.errors))
@@ -396,50 +408,68 @@ def _properties(path: Path, **settings: object) -> Path:
 
 
 @pytest.mark.matrix
-async def test_kafka_connect_file_stream_while_the_server_is_killed(tmp_path: Path) -> None:
+async def test_kafka_connect_file_stream_while_the_server_and_one_of_its_workers_are_killed(tmp_path: Path) -> None:
     artifacts = [f"org.apache.kafka:connect-{one}:{KAFKA_VERSION}" for one in ("runtime", "file")]
     libraries = await _had(lambda: jars(TOOLS, f"kafka-connect-{KAFKA_VERSION}", artifacts))
     java = program("java", "default-jre-headless")
-    source, sink = tmp_path / "in.txt", tmp_path / "out.txt"
+    source, sinks = tmp_path / "in.txt", [tmp_path / f"out-{number}.txt" for number in range(2)]
+    text, package = "org.apache.kafka.connect.storage.StringConverter", "org.apache.kafka.connect.file.FileStream"
+    lines = [f"line {number}" for number in range(1_000)]
+    source.write_text("")
+
+    def came() -> set[str]:
+        return {line for sink in sinks if sink.exists() for line in sink.read_text().splitlines()}
+
     async with serving_kafka(tmp_path) as kafka:
-        text = "org.apache.kafka.connect.storage.StringConverter"
-        configs = [
-            _properties(
-                tmp_path / "worker.properties", bootstrap_servers=kafka.address, key_converter=text,
-                value_converter=text, offset_storage_file_filename=tmp_path / "offsets", offset_flush_interval_ms=500,
-                listeners=f"http://127.0.0.1:{free_port()}",
-            ),
-            _properties(
-                tmp_path / "source.properties", name="source", tasks_max=1, file=source, topic="connected",
-                connector_class="org.apache.kafka.connect.file.FileStreamSourceConnector",
-            ),
-            _properties(
-                tmp_path / "sink.properties", name="sink", tasks_max=1, file=sink, topics="connected",
-                connector_class="org.apache.kafka.connect.file.FileStreamSinkConnector",
-            ),
-        ]  # fmt: skip
-        main = "org.apache.kafka.connect.cli.ConnectStandalone"
-        lines = [f"line {number}" for number in range(1_000)]
-        source.write_text("")
-        worker = await Running.begin([java, *JAVA, "-cp", f"{libraries}/*", main, *map(str, configs)], None)
+        await kafka.create("connected", PARTITIONS)
+
+        async def worker(number: int, *connectors: Path) -> Running:
+            """A worker in standalone mode. The sinks of all of them are one connector by name, and so one group."""
+            config = _properties(
+                tmp_path / f"worker-{number}.properties", bootstrap_servers=kafka.address, key_converter=text,
+                value_converter=text, offset_storage_file_filename=tmp_path / f"offsets-{number}",
+                offset_flush_interval_ms=500, listeners=f"http://127.0.0.1:{free_port()}",
+                consumer_session_timeout_ms=6000, consumer_heartbeat_interval_ms=500,
+            )  # fmt: skip
+            sink = _properties(
+                tmp_path / f"sink-{number}.properties", name="sink", tasks_max=1, file=sinks[number],
+                topics="connected", connector_class=f"{package}SinkConnector",
+            )  # fmt: skip
+            main = "org.apache.kafka.connect.cli.ConnectStandalone"
+            configs = map(str, (config, sink, *connectors))
+            return await Running.begin([java, *JAVA, "-cp", f"{libraries}/*", main, *configs], None)
+
+        producing = _properties(
+            tmp_path / "source.properties", name="source", tasks_max=1, file=source, topic="connected",
+            connector_class=f"{package}SourceConnector",
+        )  # fmt: skip
+        workers = [await worker(0, producing), await worker(1)]
+
+        def state() -> object:
+            return [(one.errors, one.lines[-20:]) for one in workers], sorted(set(lines) - came())[:20]
+
+        async def owned(*shares: int) -> bool:
+            return await _owned(kafka.server, "connect-sink") == list(shares)
+
+        async def enough(count: int) -> bool:
+            return len(came() & set(lines)) >= count
+
         try:
+            await _until(lambda: owned(2, 2), state)
             for number, line in enumerate(lines):
                 with source.open("a") as file:
                     file.write(f"{line}\n")
                 if number % 20 == 19:
                     await asyncio.sleep(0.1)
-                if number == 500:
-
-                    async def some_came() -> bool:
-                        return sink.exists() and len(sink.read_text().splitlines()) >= 100
-
-                    await _until(some_came, lambda: (worker.errors, worker.lines[-20:]))
+                if number == 333:
+                    await _until(lambda: enough(100), state)
                     await kafka.server.kill()
                     await kafka.server.start()
-
-            async def all_came() -> bool:
-                return set(lines) <= set(sink.read_text().splitlines())
-
-            await _until(all_came, lambda: (worker.errors, worker.lines[-20:]))
+                if number == 666:
+                    await workers[1].kill()
+            await _until(lambda: enough(len(lines)), state)
+            await _until(lambda: owned(PARTITIONS), state)
         finally:
-            await worker.kill()
+            for one in workers:
+                await one.kill()
+        assert all(sink.read_text() for sink in sinks), "both had partitions"

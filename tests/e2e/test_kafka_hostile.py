@@ -107,6 +107,7 @@ async def _bears(tmp_path: Path, frames: int, duration_s: float) -> None:
         await _fuzz(kafka, 200, 0)
         before_bytes = kafka.server.rss_bytes()
         count = await _fuzz(kafka, frames, duration_s)
+        print(f"{count} connections of up to four frames")
         await _health(kafka.server)
         assert kafka.server.rss_bytes() - before_bytes < GROWTH_BYTES_MAX, count
         # The frames may have deleted it, grown it, or set its settings; a client makes it in passing, then.

@@ -194,7 +194,7 @@ class FakeBroker:
             time_ms += 1
         later = (entry.base_offset for entry in self.entries.get(queue, []) if entry.store_time_ms >= time_ms)
         found = max(next(later, bounds.max_offset), bounds.min_offset)
-        return found if boundary is Boundary.LOWER else max(found - 1, bounds.min_offset)
+        return max(found - 1, bounds.min_offset) if boundary is Boundary.UPPER else found
 
     async def create_queue(self, queue: QueueKey) -> None:
         self.entries.setdefault(queue, [])

@@ -1,7 +1,7 @@
 """Consumer groups in memory: the pure machines of stream mode, applied at once, and documents. Nothing is durable.
 
 Implements the parts of `gateway.groups.protocol.Groups` that consumer instances and the group resources of v3 use;
-queue mode is not here.
+queue mode is not here. Tests of sockets set shares and leases by hand: `tests.gateway.surfaces.ws.scripted_groups`.
 """
 
 from __future__ import annotations

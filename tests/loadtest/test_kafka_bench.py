@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loadtest.bench.kafka import as_markdown
+from loadtest.bench.kafka import as_markdown, limit
 from loadtest.bench.librdkafka import rate_of
 from loadtest.bench.parts import Part
 from loadtest.peers.peer import WorkFailed
@@ -25,12 +25,24 @@ def test_the_rate_of_a_whole_run() -> None:
         rate_of("% ERROR", 1)
 
 
-def test_a_row_says_who_is_faster_and_what_it_costs() -> None:
+def test_a_row_says_who_is_faster_what_it_costs_and_what_limits_it() -> None:
     row: dict[str, object] = {
         "work": "produce 100 B", "client": "c", "unit": "records/s", "produces": True, "ours": [200_000, 220_000],
         "theirs": [100_000, 100_000], "ours_cpu_s": [0.5, 0.5], "theirs_cpu_s": [1.0, 1.0],
+        "ours_cores": [0.2, 0.2], "ours_client_cores": [1.6, 1.6],
     }  # fmt: skip
     late = row | {"work": "p99", "unit": "ms", "produces": False, "ours": [4.0], "theirs": [2.0]}
-    page = as_markdown({"durable": Part({"rounds": 2}, [row, late])})
-    assert "| produce 100 B | c | 210 k/s | 100 k/s | 2.1x (2 - 2.2) | 0.50 | 1.00 | 0.5x | >= 1.5x | yes |" in page
-    assert "| p99 | c | 4 ms | 2 ms | 0.5x | 0.50 | 1.00 | 0.5x | >= 1x | **no** |" in page
+    page = as_markdown({"durable": Part({"rounds": 2, "cores": 2}, [row, late])})
+    assert (
+        "| produce 100 B | c | 210 k/s | 100 k/s | 2.1x (2 - 2.2) | 0.50 | 1.00 | 0.5x | 0.20 + 1.60 "
+        "| the cores, mostly the client's | >= 1.5x | yes |"
+    ) in page
+    assert "| p99 | c | 4 ms | 2 ms | 0.5x | 0.50 | 1.00 | 0.5x | 0.20 + 1.60 | - | >= 1x | **no** |" in page
+    assert "- durable, p99, c: 0.5x of Kafka's speed, the goal is 1x; 0.5x of its CPU time. Limit: -." in page
+
+
+def test_what_limits_a_rate() -> None:
+    assert limit("records/s", 0.9, 0.5, 2) == "mq's thread"
+    assert limit("records/s", 0.3, 0.9, 4) == "the client's thread"
+    assert limit("records/s", 0.3, 0.4, 2) == "waiting: the disk, or the next answer"
+    assert limit("ms", 0.9, 0.9, 2) == "-"

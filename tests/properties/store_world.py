@@ -10,7 +10,8 @@ After a power cut, a kill or a clean restart `World.start` opens the store again
     P6  after a kill -9 every acked record is there, whatever its level
     P7  retention takes whole files of the log and only from its beginning; offsets are never used again
     P8  what was acked WRITTEN is there after a power cut if anything was acked a flush interval later
-    P9  in each light queue (an index in the database keeps them) are exactly the records that named it, in their order,
+    P9  a search by record time passes over no record
+    P10 in each light queue (an index in the database keeps them) are exactly the records that named it, in their order,
         at offsets without a gap from the first that is kept; an offset that was shown never has another record, and
         none of a record that expired is used again
 
@@ -26,13 +27,16 @@ from itertools import cycle
 from operator import add
 from random import Random
 
+from store.ahead import AHEAD_MS
 from store.config import StoreConfig
 from store.errors import StoreError
 from store.light_names import LightNames
 from store.limits import KiB
+from store.record_batch import max_timestamp_ms
 from store.store import Store
 from store.topics import Topic
 from store.types import Acks, Buffer, Entry, QueueKey
+from tests.clock import START_MS
 from tests.simdisk import SimDisk
 from tests.store.kit import abandon, age_unsynced, append_of, entries_of, open_store, with_settings
 
@@ -277,7 +281,8 @@ class World:
             light = cycle(call.light if self.settings.index == "rocksdb" and call.light else ((),))
             for number, sizes in call.batches:
                 queue = queues[number % len(queues)]
-                append = append_of(queue, [model.value(size) for size in sizes])
+                values = [model.value(size) for size in sizes]
+                append = append_of(queue, values, dated_ms=START_MS + _ahead_ms(model.sent_count))
                 append.light = LightNames.of([[b"light/%d" % one for one in next(light)] for _ in sizes])
                 base_offset = model.next_offsets.get(queue, 0)
                 model.next_offsets[queue] = base_offset + len(sizes)
@@ -323,7 +328,7 @@ class World:
             assert found_topics[name].topic_id == topic.topic_id
             assert found_topics[name].partitions >= topic.partitions, "P3: partitions are gone"
         file_bytes = self.settings.commit_log_file_bytes
-        given_up = min(store._log_start, store._queues.checkpoint) // file_bytes * file_bytes
+        given_up = min(store._log_start, store._log.end_position) // file_bytes * file_bytes
         first_position = max(self._first_position(), given_up)  # a file that was given up may not be gone yet
         assert first_position <= model.removable_to, "P7: the beginning of the log is gone"
         model.expire(first_position)
@@ -342,7 +347,7 @@ class World:
             batch = bytes(entry.batch)  # views compare byte by byte, bytes all at once
             assert batch == sent.batch, f"P2: {batch[:100]!r} where {sent.batch[:100]!r} was sent"
             sent.position = entry.position
-            assert (entry.light is None) == (sent.light is None), "P9: light queues are gone, or there are others"
+            assert (entry.light is None) == (sent.light is None), "P10: light queues are gone, or there are others"
             if sent.light is not None:
                 _show_light(sent, entry)
             survived += 1
@@ -358,11 +363,12 @@ class World:
             assert bounds.min_offset == model.floors.get(queue, 0), f"P7: {queue} begins elsewhere"
             assert bounds.max_offset == bounds.min_offset + sum(entry.record_count for entry in found[queue])
             model.next_offsets[queue] = bounds.max_offset
+            _check_dates(store, found[queue])
         if self.settings.index == "rocksdb":
             await self._check_light()
 
     async def _check_light(self) -> None:
-        """P9 of what is there."""
+        """P10 of what is there."""
         model, store = self.model, self.store
         expected: dict[LightQueue, list[tuple[int, int]]] = {}  # offsets there, and in the partition
         for sent in model.log:
@@ -372,22 +378,22 @@ class World:
                 queue, partition_offset = (sent.queue, name), sent.base_offset + record_index
                 own = expected.setdefault(queue, [])
                 if own:
-                    assert offset == own[-1][0] + 1, f"P9: a gap in {queue}"
+                    assert offset == own[-1][0] + 1, f"P10: a gap in {queue}"
                 elif (floor := model.light_floors.get(queue)) is None:
-                    assert offset == partition_offset, f"P9: {queue} begins elsewhere"
+                    assert offset == partition_offset, f"P10: {queue} begins elsewhere"
                 else:
-                    assert offset in (floor, partition_offset), f"P9: {queue} goes on elsewhere"
-                    assert offset >= floor, f"P9: offset {offset} of {queue} is used again"
+                    assert offset in (floor, partition_offset), f"P10: {queue} goes on elsewhere"
+                    assert offset >= floor, f"P10: offset {offset} of {queue} is used again"
                 own.append((offset, partition_offset))
         for key in model.queues():
             listed = store.light_names(key, b"", after=b"", count=1000)
             kept = {name for queue, name in expected if queue == key}
-            assert kept <= set(listed), f"P9: of {kept} only {listed} are listed"
+            assert kept <= set(listed), f"P10: of {kept} only {listed} are listed"
             assert {name for name in set(listed) - kept if (key, name) not in model.light_floors} == set()
             for name in {*listed, b"light/none"}:
                 read = await store.read_light(key, name, 0, max_records=1000, max_bytes=1 << 20)
                 found = [(offset, entry.base_offset + index) for offset, entry, index in read.records]
-                assert found == expected.get((key, name), []), f"P9: other records in {name!r} of {key}"
+                assert found == expected.get((key, name), []), f"P10: other records in {name!r} of {key}"
                 if found:
                     assert (read.min_offset, read.max_offset) == (found[0][0], found[-1][0] + 1)
                     assert read.next_offset == read.max_offset
@@ -400,9 +406,26 @@ def _show_light(sent: Sent, entry: Entry) -> None:
     assert sent.light is not None
     assert entry.light is not None
     offsets = entry.light.first_offsets
-    assert entry.light == sent.light.assigned(offsets), "P9: other light queues"
-    assert sent.light_offsets in (None, offsets), "P9: an offset that was shown has changed"
+    assert entry.light == sent.light.assigned(offsets), "P10: other light queues"
+    assert sent.light_offsets in (None, offsets), "P10: an offset that was shown has changed"
     sent.light_offsets = offsets
+
+
+def _ahead_ms(number: int) -> int:
+    """Some batches are dated ahead: by a second, a day, years."""
+    return 1 << number % 40 if number % 5 == 0 else 0
+
+
+def _check_dates(store: Store, entries: Sequence[Entry]) -> None:
+    """P9: a search by record time knows of each entry that is dated ahead (A1 of store/ahead.py)."""
+    for entry in entries:
+        dated_ms = max_timestamp_ms(entry.batch)
+        lead_ms = dated_ms - entry.store_time_ms
+        assert lead_ms <= AHEAD_MS or any(
+            one.first <= entry.base_offset and entry.next_offset <= one.end
+            and lead_ms <= one.lead_ms and dated_ms <= one.max_ms
+            for one in store._ahead.of(entry.queue)
+        ), f"P9: {entry.queue} has at {entry.base_offset} what no search by record time would find"  # fmt: skip
 
 
 def _as_read(batch: Buffer, base_offset: int) -> bytes:

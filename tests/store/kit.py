@@ -16,7 +16,7 @@ from store.limits import KiB
 from store.record_batch import Record, decode, encode
 from store.store import Store
 from store.types import Acks, Append, Appended, Entry, QueueKey
-from tests.clock import FakeClock
+from tests.clock import START_MS, FakeClock
 
 ROOT = Path("/data")
 NEVER_MS = 24 * 3_600_000  # longer than any test
@@ -88,9 +88,11 @@ def age_unsynced(store: Store, intervals: float) -> None:
     writer._work.set()
 
 
-def append_of(queue: QueueKey, values: Sequence[bytes], *, key: bytes | None = None) -> Append:
+def append_of(
+    queue: QueueKey, values: Sequence[bytes], *, key: bytes | None = None, dated_ms: int = START_MS
+) -> Append:
     """One batch with these values."""
-    records = [Record(key, value, 1_700_000_000_000) for value in values]
+    records = [Record(key, value, dated_ms) for value in values]
     return Append(queue=queue, batch=encode(records), record_count=len(records))
 
 

@@ -1,6 +1,6 @@
 """Light queues of a store: one record in many queues, through restarts, retention, a full disk and a rebuild.
 
-Power cuts and kills at any moment are in tests/properties (P9), with the same code on a simulated database.
+Power cuts and kills at any moment are in tests/properties (P10), with the same code on a simulated database.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ import struct
 import tracemalloc
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from random import Random
 
 import cramjam
@@ -452,19 +453,40 @@ def test_each_record_of_a_limited_batch_is_held_to_the_limits_of_one(pack: bool)
     refused(Record(None, bytes(RECORD_BYTES_MAX + 1), 0), RecordTooLarge)
 
 
-def test_some_records_are_decoded_as_with_the_others() -> None:
-    records = [
+def _varied(count: int) -> list[Record]:
+    return [
         Record(b"k" * number, b"v" * (number * 97), number, [("h", b"x")] if number % 3 else ())
-        for number in range(300)
+        for number in range(count)
     ]
-    batch = encode(records)
-    starts = list(record_starts(batch))
-    whole = list(decode(batch))
-    assert len(starts) == len(whole)
-    for indexes in ([0], [299], [0, 1, 299], list(range(300)), [150, 7]):
-        assert [_plain(one) for one in decode_some(batch, starts, indexes)] == [
-            _plain(whole[index]) for index in indexes
-        ]
+
+
+def _of_one_size(count: int, value_bytes: int = 100) -> list[Record]:
+    return [Record(None, b"%d" % (number % 10) * value_bytes, 1) for number in range(count)]
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        _varied(300),
+        _of_one_size(1),
+        _of_one_size(15),
+        _of_one_size(16),
+        _of_one_size(500),
+        [*_varied(60), *_of_one_size(400), *_varied(30), *_of_one_size(40, 60), *_of_one_size(40, 61)],
+        [*_of_one_size(300), Record(None, b"longer" * 40, 1)],
+    ],
+    ids=["varied", "one", "few", "one size", "runs", "mixed", "the last differs"],
+)
+def test_some_records_are_decoded_as_with_the_others(records: Sequence[Record]) -> None:
+    whole = encode(records)
+    for batch in (whole, bytes(whole), memoryview(bytes(whole))):
+        starts = list(chain.from_iterable(record_starts(batch)))
+        decoded = [_plain(one) for one in decode(batch)]
+        assert len(starts) == len(decoded)
+        last = len(decoded) - 1
+        for indexes in ([0], [last], [0, last // 2, last], list(range(last + 1)), [last // 2, last // 3]):
+            some = [_plain(one) for one in decode_some(batch, starts, indexes)]
+            assert some == [decoded[index] for index in indexes]
 
 
 def test_where_records_start_is_not_looked_for_behind_the_batch() -> None:

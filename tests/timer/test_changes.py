@@ -15,13 +15,17 @@ from store.errors import DiskFull, UnknownQueue
 from tests.clock import START_MS, FakeClock
 from tests.simdisk import SimDisk
 from tests.timer.fakes import TARGET, FailOnce, FakeLog, make_timer, settle
-from timer.changes import Standing
+from timer.changes import Change, Standing
+from timer.changing import Changing
+from timer.checkpointing import FREED_AT_ONCE
 from timer.errors import TimerBusy
 from timer.firing import CATCH_UP_RECORDS_MAX
 from timer.ports import Due
 from timer.schedule import ScheduleId, decode_schedule_id
 from timer.schedules import Query
 from timer.service import TimerService
+from timer.state import TURN_UNITS
+from timer.timer_log import TimerLog
 
 
 @pytest.fixture
@@ -330,13 +334,75 @@ async def test_bulk_cancel_takes_what_is_meant_and_no_more(timer: TimerService, 
     assert timer.pending_count == 0
 
 
+async def test_many_are_cancelled_some_a_turn_and_none_is_searched_for(
+    timer: TimerService, log: FakeLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each tombstone was searched for in the timer log, twenty reads each: of a million that is a minute of the event
+    loop, in which nobody else's delayed record was on time."""
+    await accept(timer, log, *(3_000 + number for number in range(2_500)))
+    searched: list[tuple[int, int]] = []
+    find = TimerLog.find
+
+    def counted(self: TimerLog, *source: int) -> int | None:
+        searched.append(source)  # type: ignore[arg-type]
+        return find(self, *source)
+
+    claimed = [0]
+    claim = Changing._claim
+
+    def noted(self: Changing, change: Change) -> bool:
+        claimed[0] += 1
+        return claim(self, change)
+
+    monkeypatch.setattr(TimerLog, "find", counted)
+    monkeypatch.setattr(Changing, "_claim", noted)
+    entries_before = len(log.entries)
+    cancelling = asyncio.create_task(timer.cancel_all(Query()))
+    most = before = 0
+    while not cancelling.done():
+        await asyncio.sleep(0)
+        most, before = max(most, claimed[0] - before), claimed[0]
+        await timer.intake_step()
+    assert cancelling.result() == 2_500
+    assert most <= TURN_UNITS
+    assert max(entry.record_count for entry in log.entries[entries_before:]) == 1_000
+    await settle(timer)
+    assert searched == []
+    assert timer.pending_count == 0
+    assert not timer._state.changed
+
+
 async def test_memory_for_cancelled_schedules_is_given_back(timer: TimerService, log: FakeLog) -> None:
     await accept(timer, log, *(3_000 + number for number in range(1_000)))
     assert await timer.cancel_all(Query()) == 1_000
     await settle(timer)
     await timer.checkpoint()
     state = timer._state
-    assert (len(state.changed), len(state.timer_log._marks), state.open.withdrawn_count) == (0, 0, 0)
+    assert (len(state.changed), state.timer_log.unwritten_bytes, state.open.withdrawn_count) == (0, 0, 0)
+
+
+async def test_what_a_checkpoint_has_written_is_freed_in_turns(timer: TimerService, log: FakeLog) -> None:
+    count = 3 * FREED_AT_ONCE
+    await accept(timer, log, *(3_600_000 + number for number in range(count)))
+    await timer.checkpoint()
+    cancelling = asyncio.create_task(timer.cancel_all(Query()))
+    while not cancelling.done():
+        await asyncio.sleep(0)
+        await timer.intake_step()
+    assert cancelling.result() == count
+    await settle(timer)
+    marks = timer._state.timer_log._marks
+    assert len(marks) == count
+    left: list[int] = []
+    yield_to_loop = log.yield_to_loop
+
+    async def noted() -> None:
+        left.append(len(marks))
+        await yield_to_loop()
+
+    log.yield_to_loop = noted  # type: ignore[method-assign]
+    await timer.checkpoint()
+    assert left == [2 * FREED_AT_ONCE, FREED_AT_ONCE, 0]
 
 
 async def test_a_look_while_nothing_is_scheduled_says_so(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import pairwise, product
 from random import Random
 
 import pytest
@@ -22,6 +22,7 @@ from store.types import Acks, Append
 from tests.clock import FakeClock
 from tests.simdisk import PowerCut, SimDisk
 from tests.timer.fakes import TARGET, FakeKeyIndex, FakeLog, keyed_append, make_timer, settle
+from timer import schedules
 from timer.changes import Reason, Standing
 from timer.errors import ScheduleKeyTaken
 from timer.pending_counts import MINUTE_MS
@@ -179,8 +180,10 @@ class Run:
         self.clock.strobe(0)
         timer, now_ms = self.timer, self.clock.now_ms()
         minutes = [now_ms // MINUTE_MS * MINUTE_MS + MINUTE_MS * number for number in range(-2, 5)]
-        for bounds in (minutes, [bound_ms + 1 for bound_ms in minutes]):
-            census = await timer.census(Query(), bounds)
+        for bounds, share in product((minutes, [bound_ms + 1 for bound_ms in minutes]), (0, schedules.WALKED_SHARE)):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(schedules, "WALKED_SHARE", share)  # 0: slots are walked, else the timer log is searched
+                census = await timer.census(Query(), bounds)
             assert census.counts == [sum(one <= due < other for due in dues_ms) for one, other in pairwise(bounds)]
             assert census.overdue_count == sum(due < now_ms for due in dues_ms)
         from_ms, to_ms = minutes[2], now_ms + self.rng.randrange(20_000)

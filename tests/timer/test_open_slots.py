@@ -70,7 +70,10 @@ def test_what_fires_is_what_a_sorted_list_would_fire(seed: int) -> None:
 def _load(slots: OpenSlots, disk: dict[int, list[Item]], clock_ms: int, rng: Random) -> None:
     """What the service does to open and load slots."""
     until_ms = clock_ms + 1000
+    behind_count = rng.choice((1, 5, 1000))
     while True:
+        if slots.is_behind(clock_ms - 100, behind_count):
+            return
         load = slots.next_load(until_ms)
         if load is not None:
             chain = list(disk.get(load.slot_s, []))
@@ -87,6 +90,27 @@ def _load(slots: OpenSlots, disk: dict[int, list[Item]], clock_ms: int, rng: Ran
             slots.skip_to(to_s)
             return
         slots.open(slot_s, 0)
+
+
+def test_it_is_behind_when_enough_is_in_memory_and_the_first_is_late_and_can_be_popped() -> None:
+    slots = OpenSlots(NOW_S, delivered_from=0, count_max=100)
+    load = slots.next_load(NOW_S * 1000)
+    assert load is not None
+    for record_index in range(3):
+        load.offer(pack_item(NOW_S * 1000 + 5, 1, record_index, NOW_S, False))
+    late_ms = NOW_S * 1000 + 6
+    assert not slots.is_behind(late_ms, 0), "nothing is in memory"
+    slots.finish(load)
+    assert slots.is_behind(late_ms, 3)
+    assert not slots.is_behind(late_ms, 4)
+    assert not slots.is_behind(late_ms - 1, 3)
+    slots.open(NOW_S + 1, 0)
+    slots.arrive(pack_item(NOW_S * 1000 + 4, 2, 0, NOW_S, False), 0)
+    assert slots.is_behind(late_ms, 3), "what is not loaded yet fires later"
+    assert len(slots.pop_due(late_ms, 10)) == 4
+    slots.arrive(pack_item(NOW_S * 1000 + 5, 3, 0, NOW_S, False), 0)
+    slots.skip_to(NOW_S + 5)
+    assert slots.is_behind(late_ms, 1)
 
 
 def test_what_arrives_during_a_walk_is_met_once() -> None:

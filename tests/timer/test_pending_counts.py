@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from random import Random
 
 import pytest
@@ -20,11 +21,17 @@ def counted(counts: PendingCounts, topic_ids: frozenset[int] | None, bounds_ms: 
     if known is None:
         return [], False
     result = [0] * (len(bounds_ms) + 1)
-    is_exact = True
+    split: Counter[int] = Counter()
     for times in known[0]:
         for number, page in times.pages(known[1]):
-            is_exact = times.spread(number, page, bounds_ms, result) and is_exact
-    return result[1:-1], is_exact
+            times.spread(number, page, bounds_ms, result, split)
+    whole = pending_of(counts, topic_ids)
+    assert sum(result) + split.total() == whole
+    return result[1:-1], not split
+
+
+def pending_of(counts: PendingCounts, topic_ids: frozenset[int] | None) -> int:
+    return sum(count for topic_id, count in counts.by_topic.items() if topic_ids is None or topic_id in topic_ids)
 
 
 @pytest.mark.parametrize("pages_max", [2, pending_counts.PAGES_MAX])
@@ -90,3 +97,14 @@ def test_the_next_ones_are_in_the_shortest_time_with_enough_of_them() -> None:
     assert counts.next_ones(None, BEGIN_MS + 66 * MINUTE_MS, 1) == Span(BEGIN_MS + 71 * MINUTE_MS, False, False)
     assert counts.next_ones(frozenset((8,)), BEGIN_MS, 1) == Span(BEGIN_MS + MINUTE_MS, True, False)
     assert counts.next_ones(None, BEGIN_MS + 510 * MINUTE_MS, 1) == Span(BEGIN_MS + 510 * MINUTE_MS, True, False)
+
+
+def test_topics_that_are_not_told_apart_are_looked_for_as_long_as_their_share_makes_it() -> None:
+    counts = PendingCounts()
+    for minute in range(100):
+        counts.add(7, BEGIN_MS + minute * MINUTE_MS, rolls=False)
+        counts.add(8, BEGIN_MS + minute * MINUTE_MS, rolls=False, count=9)
+    counts.of_topics = None
+    assert counts.next_ones(frozenset((7,)), BEGIN_MS, 5) == Span(BEGIN_MS + 5 * MINUTE_MS, False, False)
+    assert counts.next_ones(frozenset((8,)), BEGIN_MS, 45) == Span(BEGIN_MS + 5 * MINUTE_MS, False, False)
+    assert counts.next_ones(frozenset((9,)), BEGIN_MS, 1) == Span(BEGIN_MS + 100 * MINUTE_MS, True, False)

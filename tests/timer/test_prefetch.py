@@ -13,6 +13,7 @@ from store.types import Entry
 from tests.clock import START_MS, FakeClock
 from tests.simdisk import SimDisk
 from tests.timer.fakes import FakeLog, make_timer
+from timer.firing import PIECE_RECORDS_MAX
 from timer.prefetch import LATE_MS, PREFETCH_INTERVAL_MS_MIN, PREFETCH_MS, PREFETCH_RECORDS_MAX, Prefetch
 from timer.record_cache import DECODED_OVERHEAD_BYTES
 from timer.schedule import SLOT_MS
@@ -99,6 +100,53 @@ async def test_nothing_is_looked_for_while_deliveries_are_late() -> None:
     assert len(looking.log.delivered()) == 1
     assert await ahead.step() == PREFETCH_MS
     assert 1 in looking.at_hand(0, 2)
+
+
+@pytest.mark.parametrize(("count", "is_read_once"), [(PIECE_RECORDS_MAX, True), (PIECE_RECORDS_MAX - 1, False)])
+async def test_when_much_was_not_looked_for_it_is_read_with_what_is_due_next(count: int, is_read_once: bool) -> None:
+    looking = Looking()
+    await looking.accept(*[0] * count, *[50] * 10)
+    await looking.start()
+    assert await looking.timer._firing.go() == count
+    looking.clock.step(50)
+    assert await looking.timer._firing.go() == 10
+    assert len(looking.log.delivered()) == count + 10
+    assert looking.reads == looking.positions * (1 if is_read_once else 2)
+
+
+async def test_what_is_at_hand_does_not_wait_for_what_has_to_be_read() -> None:
+    looking = Looking()
+    await looking.accept(*[0] * PIECE_RECORDS_MAX)
+    await looking.accept(HALF_MS + 1)
+    ahead = await looking.start()
+    await ahead.step()
+    looking.clock.step(HALF_MS + 1)
+    assert await looking.timer._firing.go() == PIECE_RECORDS_MAX
+    assert looking.reads == looking.positions[:1]
+    assert await looking.timer._firing.go() == 1
+    assert looking.reads == looking.positions
+
+
+async def test_slots_are_not_opened_while_deliveries_are_late_that_fill_a_go() -> None:
+    looking = Looking(fire_records_max=10)
+    seconds = [0] * 11 + [3 * SLOT_MS] * 11 + [6 * SLOT_MS]
+    await looking.accept(*seconds, others=())
+    await looking.start()
+    firing, state = looking.timer._firing, looking.timer._state
+    assert state.open.in_memory_count == 11
+    looking.clock.step(6 * SLOT_MS)
+    await firing.get(looking.clock.now_ms())
+    assert state.open.in_memory_count == 11
+    state.drained.clear()
+    assert await firing.go() == 10
+    assert state.drained.is_set(), "there may be room now"
+    await firing.get(looking.clock.now_ms())
+    assert state.open.in_memory_count == 1 + 11, "and it is opened no further than to the next go"
+    while True:
+        await firing.get(looking.clock.now_ms())
+        if not await firing.go():
+            break
+    assert [one.due_ms - START_MS for one in looking.log.delivered()] == seconds
 
 
 async def test_what_arrived_since_the_last_look_is_read_when_it_is_due() -> None:

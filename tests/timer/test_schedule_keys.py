@@ -19,6 +19,7 @@ from timer.changes import Standing
 from timer.errors import ScheduleKeyTaken, TooManySchedules
 from timer.schedule import ScheduleId
 from timer.service import TimerService
+from timer.timer_log import UNIT_BYTES
 
 
 class Scene:
@@ -88,6 +89,44 @@ async def test_keys_of_other_topics_and_records_without_one_do_not_matter(scene:
     assert await scene.named(b"k") == first
     assert await scene.timer.named(TARGET.topic_id + 1, b"k") is None
     assert await scene.named(b"") is None
+
+
+async def test_keys_are_met_at_the_pace_of_their_records(scene: Scene) -> None:
+    """All keys of an entry were decoded before its first record was put, 64 a turn of the event loop: with 5,000 of
+    them, and others at work, what was accepted next was more than a second late."""
+    turns = 0
+    yield_to_loop = scene.log.yield_to_loop
+
+    async def counted() -> None:
+        nonlocal turns
+        turns += 1
+        await yield_to_loop()
+
+    append = keyed_append([(START_MS + 5_000, b"v", b"k%d" % number) for number in range(5_000)])
+    await scene.timer.schedule(append, acks=Acks.FLUSHED, keys=[b"k%d" % number for number in range(5_000)])
+    scene.log.yield_to_loop = counted  # type: ignore[method-assign]
+    while await scene.timer.intake_step():
+        pass
+    assert scene.timer.intake_lag_count == 0
+    assert turns < 64
+    assert await scene.named(b"k4999")
+
+
+async def test_keys_of_an_entry_for_which_there_was_no_room_go_on_where_they_were() -> None:
+    scene = Scene()
+    await scene.start(unwritten_bytes_max=100 * UNIT_BYTES)
+    keys = [None if number % 3 else b"k%d" % number for number in range(300)]
+    append = keyed_append([(START_MS + 5_000, b"v", key) for key in keys])
+    appended = await scene.timer.schedule(append, acks=Acks.FLUSHED, keys=keys)
+    steps = 0
+    while scene.timer.intake_lag_count:
+        await scene.timer.intake_step()
+        await scene.timer.checkpoint()
+        steps += 1
+    assert steps > 1
+    for number, key in enumerate(keys):
+        if key is not None:
+            assert await scene.named(key) == ScheduleId(START_MS + 5_000, appended.position, number)
 
 
 async def test_within_one_append_a_key_goes_to_one_record(scene: Scene) -> None:

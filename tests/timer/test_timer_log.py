@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
@@ -10,8 +11,10 @@ import pytest
 from crc32c import crc32c
 
 from store.errors import Corrupt
+from store.files import File
+from store.types import Buffer
 from tests.simdisk import SimDisk
-from timer.timer_log import MAGIC_DEFAULT, MAGIC_DELETE, UNIT_BYTES, TimerLog, Unit, due_between
+from timer.timer_log import MAGIC_DEFAULT, MAGIC_DELETE, UNIT_BYTES, TimerLog, Unit
 
 DIRECTORY = Path("/data/timerlog")
 
@@ -215,17 +218,58 @@ def test_units_are_found_by_their_record_and_by_their_due_time(start: int) -> No
     assert len(read) == 7 * UNIT_BYTES
 
 
-def test_units_due_in_a_range_are_found_whatever_their_other_bytes_are() -> None:
-    log = opened(SimDisk(), file_units=1000)
-    rng = Random(27)
-    begin_ms = 1_800_000_000_000
-    dues = [(begin_ms + rng.randrange(400 * 86_400_000), rng.choice((7, 8))) for _ in range(500)]
-    for due_ms, topic_id in dues:
-        log.append(-1, MAGIC_DEFAULT, due_ms, 0, 64, 0, topic_id, due_ms // 1000)
-    [(_, chunk)] = log.chunks(0)
-    for span_ms in (1, 60_000, 86_400_000, 49 * 86_400_000, 50 * 86_400_000, 1000 * 86_400_000):
-        from_ms = dues[0][0] - rng.randrange(span_ms)
-        meant = [place for place, (due_ms, _) in enumerate(dues) if from_ms <= due_ms < from_ms + span_ms]
-        assert due_between(chunk, from_ms, from_ms + span_ms, None) == meant
-        of_topic = [place for place in meant if dues[place][1] == 7]
-        assert due_between(chunk, from_ms, from_ms + span_ms, {7}) == of_topic
+class CountingDisk(SimDisk):
+    """Counts what is read and written of timer-log files."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads = self.writes = 0
+
+    def open(self, path: Path, *, create: bool = False) -> File:
+        """See Files."""
+        file = super().open(path, create=create)
+        read, write = file.pread, file.pwritev
+
+        def pread(size: int, position: int) -> bytes:
+            self.reads += 1
+            return read(size, position)
+
+        def pwritev(buffers: Sequence[Buffer], position: int) -> int:
+            self.writes += 1
+            return write(buffers, position)
+
+        file.pread, file.pwritev = pread, pwritev  # type: ignore[method-assign]
+        return file
+
+
+@pytest.mark.parametrize("order", [1, -1], ids=["forwards", "backwards"])
+def test_who_reads_on_and_on_reads_files_in_blocks(order: int) -> None:
+    disk = CountingDisk()
+    log = opened(disk, file_units=600)
+    fill(log, range(1_000))
+    save(log)
+    fill(log, range(1_000, 1_010))
+    for number in range(1_010)[::order]:
+        assert log.read(number * UNIT_BYTES) == unit(number)
+    assert disk.reads <= 1_000 // 78 + 3
+
+
+def test_marks_side_by_side_are_written_together() -> None:
+    disk = CountingDisk()
+    log = opened(disk, file_units=600)
+    fill(log, range(1_000))
+    save(log)
+    disk.writes = 0
+    marked = [*range(100, 300), 302, *range(598, 602), 999]
+    for number in [*marked, 1_003]:
+        if number == 1_003:
+            fill(log, range(1_000, 1_010))
+        log.mark(number * UNIT_BYTES, MAGIC_DELETE)
+    save(log)
+    assert disk.writes == 1 + 5, "what is new; and five runs, as one lies in two files"
+    again = opened(disk, 1_010 * UNIT_BYTES, file_units=600)
+    for number in range(1_010):
+        is_marked = number in marked or number == 1_003
+        assert again.read(number * UNIT_BYTES) == unit(number)._replace(
+            magic=MAGIC_DELETE if is_marked else MAGIC_DEFAULT
+        )

@@ -56,6 +56,10 @@ export class Server {
     return readFileSync(join(this.#directory, "log"), "utf8");
   }
 
+  signal(name) {
+    this.#process.kill(name);
+  }
+
   /** kill -9. */
   async kill() {
     this.#process.kill("SIGKILL");

@@ -156,17 +156,28 @@ class ListQuery(Shape):
     cursor: ListCursor | None = None
 
 
-class TopicRoutesQuery(Shape):
-    """Which partitions of a topic, page by page."""
+class MovesQuery(Shape):
+    """Which moves, page by page."""
 
     limit: ListRows | None = None
     cursor: ListCursor | None = None
+
+
+class TopicRoutesQuery(MovesQuery):
+    """Which partitions of a topic, page by page."""
 
 
 class ListRoutesQuery(TopicRoutesQuery):
     """Which partitions, page by page."""
 
     topic: Topic | None = None
+
+
+class BrokerPlanQuery(Shape):
+    """Which plan."""
+
+    draining: Flag
+    limit: ListRows | None = None
 
 
 class PointsQuery(Shape):

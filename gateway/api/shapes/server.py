@@ -9,6 +9,7 @@ from msgspec import Meta
 from gateway.api.shapes.answers import Answer, Count, ListPage, TimeMs
 from gateway.api.shapes.base import NextOffset, PartitionNumber, one_of
 from gateway.api.shapes.schema import Part
+from gateway.cluster.mover import Step
 
 SHOWN_SCOPES_MAX = 1000
 """Scopes that are shown of one caller: those allowed, and as many of those denied."""
@@ -197,7 +198,10 @@ class ShownBroker(Answer):
     """A broker."""
 
     broker: str
-    kind: Annotated[Literal["embedded"], one_of("embedded", said="`embedded`: the store of this node.")]
+    kind: Annotated[
+        Literal["embedded", "peer"],
+        one_of("embedded", "peer", said="`embedded`: the store of this node. `peer`: that of another one."),
+    ]
     state: Annotated[
         BrokerState,
         one_of(
@@ -215,6 +219,7 @@ class ShownBroker(Answer):
     excluded_until_ms: Annotated[int | None, Meta(description="Until when it is avoided.")]
     partitions: Annotated[int, Meta(ge=0, description="Whose open segment is on it.")]
     url: Annotated[str | None, Meta(description="Where clients reach its node; null: here.")]
+    room: Annotated[str | None, Meta(description="The machine room that its node stands in.")]
 
 
 class BrokerList(Answer):
@@ -223,13 +228,19 @@ class BrokerList(Answer):
     brokers: list[ShownBroker]
 
 
+SegmentState = Literal["sealed", "open", "moving"]
+
+
 class ShownSegment(Part):
     """A stretch of a partition, in its offsets."""
 
     broker: str
     first_offset: NextOffset
     end_offset: Annotated[NextOffset | None, Meta(description="Exclusive; null while it is open.")]
-    state: Annotated[Literal["sealed", "open"], one_of("sealed", "open")]
+    state: Annotated[
+        SegmentState,
+        one_of("sealed", "open", "moving", said="`moving`: it is being sealed, and goes on at `moves_to`."),
+    ]
 
 
 class ShownRoute(Answer):
@@ -239,9 +250,53 @@ class ShownRoute(Answer):
     partition: PartitionNumber
     owner: Annotated[str, Meta(description="The broker that takes its records.")]
     segments: Annotated[list[ShownSegment], Meta(min_length=1, description="In order; the last one is open.")]
+    moves_to: Annotated[str | None, Meta(description="The broker that a move of it goes to; null: there is none.")]
 
 
 class RoutePage(ListPage):
     """A page of partitions."""
 
     partitions: list[ShownRoute]
+
+
+class ShownMove(Part):
+    """A move that is under way."""
+
+    topic: str
+    partition: PartitionNumber
+    source: Annotated[str, Meta(description="The broker that the partition is on.")]
+    to: str
+    step: Annotated[
+        Step,
+        one_of(
+            "warm",
+            "intent",
+            "seal",
+            "commit",
+            said="`warm`: the target prepares. `intent`: the metadata is told. `seal`: the old broker takes no more. "
+            "`commit`: the new one opens. From `seal` on sends wait. Of a move that another node makes: `seal`.",
+        ),
+    ]
+    since_ms: TimeMs
+
+
+class MovePage(ListPage):
+    """Moves that are under way."""
+
+    moves: list[ShownMove]
+
+
+class PlannedMove(Part):
+    """A move to make."""
+
+    topic: str
+    partition: PartitionNumber
+    source: str
+    to: str
+
+
+class BrokerPlan(Answer):
+    """The next moves to make."""
+
+    moves: list[PlannedMove]
+    total: Annotated[int, Meta(ge=0, description="How many there are to make in all.")]

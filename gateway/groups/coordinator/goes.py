@@ -7,6 +7,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
+TOLD_A_TURN = 50
+"""Callers that get their answers in one turn of the event loop: each goes on with some 0.1 ms of work."""
+
 Asked = TypeVar("Asked")
 Answer = TypeVar("Answer")
 
@@ -44,7 +47,9 @@ class Goes(Generic[Asked, Answer]):
                     answers = await self._write(group, [asked for asked, _ in going.values()])
                 except Exception as error:
                     answers = [error] * len(going)
-                for (_, told), answer in zip(going.values(), answers, strict=True):
+                for number, ((_, told), answer) in enumerate(zip(going.values(), answers, strict=True), 1):
+                    if number % TOLD_A_TURN == 0:
+                        await asyncio.sleep(0)
                     if told.done():  # its caller was cancelled
                         continue
                     if isinstance(answer, Exception):

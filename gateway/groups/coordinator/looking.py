@@ -21,10 +21,10 @@ from gateway.groups.protocol import (
     GroupCounts,
     GroupState,
     GroupView,
-    LeasePlace,
+    LagKey,
+    LeaseKey,
     LeaseView,
     PartitionLag,
-    PartitionPlace,
 )
 
 LAGS_A_TURN = 64
@@ -81,7 +81,7 @@ class Looking:
         self,
         group: str,
         *,
-        after: LeasePlace | None,
+        after: LeaseKey | None,
         limit: int,
         shows: Callable[[str], bool],
         held: Mapping[str, str],
@@ -103,10 +103,10 @@ class Looking:
         }
         rows: list[LeaseView] = []
         for name, key in sorted(open_):
-            place = (name, key.partition)
-            if after is not None and place < after[:2]:
+            named = (name, key.partition)
+            if after is not None and named < after[:2]:
                 continue
-            behind = after.offset if after is not None and place == after[:2] else -1
+            behind = after.offset if after is not None and named == after[:2] else -1
             leases = state.queues[key.topic_id].open[key.partition]
             _, _, records = leases.frozen()
             for record in islice((one for one in records if one[0] > behind), limit - len(rows)):
@@ -118,8 +118,8 @@ class Looking:
         return rows, total
 
     async def lag_page(
-        self, group: str, *, after: PartitionPlace | None, limit: int, shows: Callable[[str], bool]
-    ) -> tuple[list[PartitionLag], PartitionPlace | None]:
+        self, group: str, *, after: LagKey | None, limit: int, shows: Callable[[str], bool]
+    ) -> tuple[list[PartitionLag], LagKey | None]:
         """See `Groups.lag_page`."""
         context = self._context
         context.table.get(group)
@@ -132,7 +132,7 @@ class Looking:
                 if shows(view.name):
                     of_topic.setdefault(view.name, []).append(name)
         rows: list[PartitionLag] = []
-        last: PartitionPlace | None = None
+        last: LagKey | None = None
         for topic in sorted(of_topic):
             view_ = context.find_topic(topic)
             if view_ is None or (after is not None and topic < after.topic):
@@ -140,13 +140,13 @@ class Looking:
             first = after.partition if after is not None and topic == after.topic else 0
             for partition in range(first, view_.partitions):
                 for name in of_topic[topic]:
-                    place = PartitionPlace(topic, partition, name)
-                    if after is not None and place <= after:
+                    key = LagKey(topic, partition, name)
+                    if after is not None and key <= after:
                         continue
                     if len(rows) == limit:
                         return rows, last
                     rows.append(await self._offsets.lag_of(name, view_, partition))
-                    last = place
+                    last = key
                     if len(rows) % LAGS_A_TURN == 0:
                         await asyncio.sleep(0)
         return rows, None

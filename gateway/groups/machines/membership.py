@@ -181,6 +181,7 @@ class Membership:
         self._notes: Mapping[str, bytes] = {}
         self._owned: dict[Partition, Ownership] = {}
         self._by_owner: dict[str, list[Partition]] | None = None  # the same, by member; None: to be made
+        self._by_target: dict[str, list[Partition]] | None = None  # likewise
         self._revoking_since_ms: dict[Partition, int] = {}
         self._asked: str | None = None  # the leader, until it has answered
         self._asked_since_ms = 0
@@ -528,8 +529,8 @@ class Membership:
     # What has been decided and written
 
     def apply(self, event: MembershipEvent, now_ms: int) -> None:
-        """Change the state; the only way it changes, live or at start."""
-        self._by_owner = None
+        """Change the state; the only way it changes, live or at start. What is revoked is what its owner shall not
+        have; an event of one member looks at the partitions of that one alone: hundreds come and go together."""
         match event:
             case MemberJoined():
                 subscription = Subscription(frozenset(event.topics), event.pattern, event.visible)
@@ -549,13 +550,18 @@ class Membership:
             case MemberLeft():
                 self._members_bytes -= self._members.pop(event.member_id).size_bytes
                 del self._heard_ms[event.member_id]
-                self._target = {p: member for p, member in self._target.items() if member != event.member_id}
-                self._owned = {p: owner for p, owner in self._owned.items() if owner.member_id != event.member_id}
+                for partition in self._aimed_at(event.member_id):
+                    del self._target[partition]
+                for partition in self._owned_by(event.member_id):
+                    del self._owned[partition]
+                    self._revoking_since_ms.pop(partition, None)
+                self._indexes_without(event.member_id)
                 self._has_changed = True
             case AssignmentAsked():
                 self._generation, self._asked = event.generation, event.leader
                 self._asked_since_ms = now_ms
                 self._target, self._notes = {}, {}
+                self._target_changed(now_ms)
                 self._has_changed = False
             case Rebalanced():
                 if self._asked is not None:  # only now is it known what moves, so only now draining begins
@@ -563,22 +569,36 @@ class Membership:
                 self._generation, self._asked = event.generation, None
                 self._target = {p: member for member, share in event.shares.items() for p in share}
                 self._notes = event.notes
+                self._target_changed(now_ms)
                 self._has_changed = False
             case PartitionsAssigned():
                 for partition in event.partitions:
                     assert partition not in self._owned, "M1: a partition has one owner"
                     self._owned[partition] = Ownership(event.member_id, event.generation)
+                    if self._target.get(partition) != event.member_id:
+                        self._revoking_since_ms[partition] = now_ms
+                self._by_owner = None
             case PartitionsReleased():
                 for partition in event.partitions:
                     del self._owned[partition]
+                    self._revoking_since_ms.pop(partition, None)
+                self._by_owner = None
             case _:
                 assert_never(event)
-        if not isinstance(event, MemberJoined):
-            self._revoking_since_ms = {
-                partition: self._revoking_since_ms.get(partition, now_ms)
-                for partition, owner in self._owned.items()
-                if self._target.get(partition) != owner.member_id
-            }
+
+    def _target_changed(self, now_ms: int) -> None:
+        """What is revoked of all that is owned."""
+        self._by_target = None
+        self._revoking_since_ms = {
+            partition: self._revoking_since_ms.get(partition, now_ms)
+            for partition, owner in self._owned.items()
+            if self._target.get(partition) != owner.member_id
+        }
+
+    def _indexes_without(self, member_id: str) -> None:
+        for index in (self._by_owner, self._by_target):
+            if index is not None:
+                index.pop(member_id, None)
 
     # How it is worked out
 
@@ -589,6 +609,14 @@ class Membership:
             for partition in sorted(self._owned):
                 self._by_owner.setdefault(self._owned[partition].member_id, []).append(partition)
         return self._by_owner.get(member_id, ())
+
+    def _aimed_at(self, member_id: str) -> Sequence[Partition]:
+        """What a member shall own."""
+        if self._by_target is None:
+            self._by_target = {}
+            for partition, member in self._target.items():
+                self._by_target.setdefault(member, []).append(partition)
+        return self._by_target.get(member_id, ())
 
     def _member(self, member_id: str) -> Member:
         member = self._members.get(member_id)
@@ -635,6 +663,9 @@ class Membership:
         """Another one of the same state: what `apply` changes in place is its own."""
         made = copy(self)
         made._members, made._heard_ms, made._owned = dict(self._members), dict(self._heard_ms), dict(self._owned)
+        made._target, made._revoking_since_ms = dict(self._target), dict(self._revoking_since_ms)
+        made._by_owner = None if self._by_owner is None else dict(self._by_owner)
+        made._by_target = None if self._by_target is None else dict(self._by_target)
         return made
 
     def _assigned(self, generation: int, target: Mapping[Partition, str]) -> list[MembershipEvent]:

@@ -2,8 +2,8 @@
 
 A receipt says everything about the lease itself and is signed, so any node, also after a restart, can judge it without
 having kept it. Records that are leased together, one behind the other and for the same attempt, are a run: it is signed
-once, and the receipts of its records differ in their last part alone, the record's place in it. Text form: `r2.`,
-base64url of 57 bytes, big-endian, `.`, and the place, a decimal number:
+once, and the receipts of its records differ in their last part alone, the record's index in it. Text form: `r2.`,
+base64url of 57 bytes, big-endian, `.`, and the index, a decimal number:
 
     0         1          5           9              17        21          29      37      41          57
     +---------+----------+-----------+--------------+---------+-----------+-------+-------+-----------+
@@ -39,7 +39,7 @@ REMEMBERED_MAX = 20_000
 RUN_RECORDS_MAX = 1_000
 """Records of one run."""
 
-_PLACES = {str(place): place for place in range(RUN_RECORDS_MAX)}
+_INDEXES = {str(index): index for index in range(RUN_RECORDS_MAX)}
 _new = tuple.__new__  # a NamedTuple's own constructor takes twice as long
 
 _SIGNATURE_BYTES = 16
@@ -132,7 +132,7 @@ class Signer:
         text = PREFIX + binascii.b2a_base64(signed, newline=False).translate(_URL_SAFE).decode()
         self._remember(text, group, _Run(first, count))
         text += "."
-        return [f"{text}{place}" for place in range(count)]
+        return [f"{text}{index}" for index in range(count)]
 
     def check(self, group: str, text: str) -> Receipt:
         """The receipt in a text. Raises IllegalRequest unless this group's receipt was signed with one of the keys."""
@@ -147,10 +147,10 @@ class Signer:
         known = ""  # the signed part of the text before
         run: _Run | None = None
         for text in texts:
-            signed, _, place = text.rpartition(".")
+            signed, _, index = text.rpartition(".")
             if signed != known:
                 known, run = signed, self._run(group, signed)
-            if run is not None and (at := _PLACES.get(place, run.size)) < run.size:
+            if run is not None and (at := _INDEXES.get(index, run.size)) < run.size:
                 topic_id, partition, offset, attempt, until_ms, epoch = run.first
                 receipts.append(_new(Receipt, (topic_id, partition, offset + at, attempt, until_ms, epoch)))
             else:

@@ -132,8 +132,8 @@ class GatewayStats:
 class Forwards(Protocol):
     """See `gateway/surfaces/http/forwarding.py`."""
 
-    async def answer(self, request: web.Request, body: bytes, node: str) -> web.Response:
-        """What a node of the cluster answers to this request. Raises RequestError."""
+    async def answer(self, gateway: Gateway, request: web.Request, body: bytes, node: str) -> web.StreamResponse:
+        """What a node of the cluster answers to this request. Raises RequestError, ConnectionError."""
         ...
 
 

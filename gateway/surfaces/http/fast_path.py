@@ -7,7 +7,9 @@ All records of one turn of the event loop that go to the same partition are one 
 requests that the normal path would answer with success by the same steps: everything about the request is in the lists
 of its form (`plain.py`), its caller is known and allowed, its record is neither delayed nor has an id. Any other
 request goes to aiohttp untouched. When an append or a call fails each request of it goes there too, and the normal path
-answers the errors. So this file makes no error answer, and a request with an unknown header is never taken.
+answers the errors, or finds another broker. But when the answer of another node was lost it is told so here: the
+records may be stored, and the normal path would send them again. That is the only error answer of this file, and a
+request with an unknown header is never taken.
 
     read    head    -> what it asks for: once for equal heads (heads.py)
     take    request -> rights, topic, record: each time; into the turn's batch
@@ -34,18 +36,21 @@ from aiohttp.helpers import rfc822_formatted_time
 from aiohttp.http_parser import RawRequestMessage
 from multidict import CIMultiDictProxy
 
+from gateway.api.errors import error_of
 from gateway.api.producer import Begun, Receipt
+from gateway.brokers.base import AnswerLost
 from gateway.codec.records import ProduceRecord
 from gateway.errors import RequestError
 from gateway.surfaces.http.admission import payer_of
 from gateway.surfaces.http.answer_memory import SMALL_BYTES, Allowance
-from gateway.surfaces.http.answers import RequestIds
+from gateway.surfaces.http.answers import RequestIds, error_answer
 from gateway.surfaces.http.caller import Caller
 from gateway.surfaces.http.connection import Client
 from gateway.surfaces.http.context import Gateway, RouteStats
 from gateway.surfaces.http.heads import HeadMemo
+from gateway.surfaces.http.media import JSON_TYPE
 from gateway.surfaces.http.origins import Origins
-from gateway.surfaces.http.plain import Asked, BatchForm, CallForm, Form, RecordForm, is_plain
+from gateway.surfaces.http.plain import Asked, BatchForm, CallForm, Form, RecordForm, head_of, is_plain
 from gateway.surfaces.http.send_options import name_of_acks
 from store.limits import KiB
 from store.types import Acks, Appended, Buffer
@@ -115,8 +120,6 @@ class FastPath:
         self._asks = gateway.authenticator.is_required  # else everybody may do everything
         self._check_origin = origins.check
         self._producer = gateway.producer
-        # What is given back to the normal path is sent again: it must be certain that it was not stored.
-        self._only_on = None if gateway.cluster is None else gateway.cluster.name
         self._topic_of = gateway.routes_table.topic
         self._request_ids = request_ids
         self._records, self._batch_forms, self._call_forms = records, batches, calls
@@ -245,9 +248,7 @@ class FastPath:
     def _begin(self, way: _Way, batch: _Batch) -> None:
         topic, partition, json_values, acks = way
         try:
-            begun = self._producer.begin(
-                topic, batch.records, partition=partition, json_values=json_values, acks=acks, only_on=self._only_on
-            )
+            begun = self._producer.begin(topic, batch.records, partition=partition, json_values=json_values, acks=acks)
         except Exception:  # nothing was stored; see `take`
             self._give_back(batch.waiting)
             return
@@ -257,11 +258,16 @@ class FastPath:
         for _, _, _, client in waiting:
             self._loop.call_soon(client.reply, None)
 
-    def _answer(self, batch: _Batch, begun: Begun, outcome: asyncio.Future[list[Appended]]) -> None:
-        if outcome.cancelled() or outcome.exception() is not None:
+    def _answer(self, batch: _Batch, begun: Begun, _: asyncio.Future[list[Appended]]) -> None:
+        try:
+            offset, reached = self._producer.finish(begun)
+        except AnswerLost as error:
+            for waiting in batch.waiting:
+                self._tell_lost(waiting[0], error, waiting[3], batch.started_s)
+            return
+        except (Exception, asyncio.CancelledError):
             self._give_back(batch.waiting)
             return
-        offset, reached = self._producer.finish(begun)
         partition, now_ms = begun.partition, begun.now_ms
         elapsed_s = perf_counter() - batch.started_s
         known: Plain = batch.waiting[0][0]
@@ -285,7 +291,7 @@ class FastPath:
         """Raises what refuses the batch."""
         started_s = perf_counter()
         topic, partition, acks = plain.asked[:3]
-        begun = self._producer.begin_batch(topic, partition, batch, acks=acks, is_numbered=False, only_on=self._only_on)
+        begun = self._producer.begin_batch(topic, partition, batch, acks=acks, is_numbered=False)
         begun.outcome.add_done_callback(partial(self._answer_batch, plain, form, begun, client, started_s))
 
     def _answer_batch(
@@ -295,12 +301,16 @@ class FastPath:
         begun: Begun,
         client: Client,
         started_s: float,
-        outcome: asyncio.Future[list[Appended]],
+        _: asyncio.Future[list[Appended]],
     ) -> None:
-        if outcome.cancelled() or outcome.exception() is not None:
+        try:
+            receipt = self._producer.finish_batch(begun)
+        except AnswerLost as error:
+            self._tell_lost(plain, error, client, started_s)
+            return
+        except (Exception, asyncio.CancelledError):
             client.reply(None)
             return
-        receipt = self._producer.finish_batch(begun)
         template = _template(plain.asked, receipt.acks)
         self._reply(plain, template, form.answer(receipt), client, perf_counter() - started_s)
 
@@ -335,6 +345,18 @@ class FastPath:
             allowance.release()
 
     # ------------------------------------------------------------------------------------------------ answers
+
+    def _tell_lost(self, plain: Plain, error: AnswerLost, client: Client, started_s: float) -> None:
+        """Answer a request that another node may have done: the normal path would send it again."""
+        request_id = self._request_ids.new() if plain.request_id is None else plain.request_id
+        refused = error_answer(error_of(error), request_id)
+        assert isinstance(refused.body, bytes)
+        plain.stats.answered(refused.status, perf_counter() - started_s)
+        template = _UNNAMED % (
+            head_of(f"{refused.status} {refused.reason}", JSON_TYPE),
+            rfc822_formatted_time().encode(),
+        )
+        client.reply(template % (len(refused.body), request_id.encode(), refused.body))
 
     def _reply(self, plain: Plain, template: bytes, body: bytes, client: Client, elapsed_s: float) -> None:
         plain.stats.answered(plain.asked.status, elapsed_s)

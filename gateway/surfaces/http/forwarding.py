@@ -2,14 +2,17 @@
 
 A consumer group, a recurring schedule and a schedule belong to one node: groups and recurring schedules to the one that
 was first asked for them, schedules to the one whose timer holds them, which their ids name. Another node sends the
-request on as it came, with the caller's credentials, and passes the answer back. It is sent on once at most.
+request on as it came, with the caller's credentials, and passes the answer back: a small one whole, a large one as it
+comes, so that a client which reads slowly slows the other node. What waits here meanwhile counts among the memory of
+all answers (`answer_memory.py`); where there is no room, an answer that has begun ends short. A request is sent on once
+at most.
 """
 
 from __future__ import annotations
 
 import logging
 import ssl
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 import aiohttp
 from aiohttp import hdrs, web
@@ -19,8 +22,11 @@ from yarl import URL
 from gateway.api.cluster import GROUPS, RECURRING, Cluster
 from gateway.codec.schedule_ids import split_node
 from gateway.errors import OVERLOADED, RequestError
+from gateway.surfaces.http.answer_memory import SMALL_BYTES
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.routes import Handler
+from gateway.surfaces.http.streaming import StreamedAnswer
+from store.limits import KiB
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +34,12 @@ FORWARDED = "Mq-Forwarded-By"
 """Names the node that has sent a request on."""
 
 CONNECT_TIMEOUT_S = 2.0
+READ_BYTES = 64 * KiB
+"""Reading of a node's answer pauses beyond twice this."""
+
+AHEAD_BYTES_MAX = 2 * READ_BYTES + 256 * KiB
+"""What is read of an answer while its client takes what came before: uvloop reads up to 256 KiB at once."""
+
 _HOP_BY_HOP = frozenset(
     name.lower()
     for name in (
@@ -37,7 +49,9 @@ _HOP_BY_HOP = frozenset(
 )  # fmt: skip
 """Of one connection; and what this node has answered by itself: the host and the origin were checked here."""
 
-_NOT_BACK = _HOP_BY_HOP | {hdrs.DATE.lower(), hdrs.SERVER.lower(), hdrs.CONTENT_ENCODING.lower(), "x-request-id"}
+_NOT_BACK = _HOP_BY_HOP | {hdrs.DATE.lower(), hdrs.SERVER.lower(), "x-request-id"}
+_NOT_ADDED = (hdrs.ACCEPT, hdrs.ACCEPT_ENCODING, hdrs.CONTENT_TYPE, hdrs.USER_AGENT)
+"""What the client of here would say of itself, where the caller has not: the answer is for the caller."""
 
 
 class Forwarder:
@@ -50,14 +64,18 @@ class Forwarder:
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
             cookie_jar=aiohttp.DummyCookieJar(),
             trust_env=False,
+            auto_decompress=False,
+            read_bufsize=READ_BYTES,
+            skip_auto_headers=_NOT_ADDED,
         )
 
     async def close(self) -> None:
         """End what is under way."""
         await self._http.close()
 
-    async def answer(self, request: web.Request, body: bytes, node: str) -> web.Response:
-        """What a node answers to this request. Raises RequestError 503 when it does not."""
+    async def answer(self, gateway: Gateway, request: web.Request, body: bytes, node: str) -> web.StreamResponse:
+        """What a node answers to this request. Raises RequestError 503 when it does not, ConnectionError when the
+        client is gone."""
         if FORWARDED in request.headers:
             raise _unreachable(node, "the nodes do not agree on whose this is; ask again")
         member = self._cluster.members.get(node)
@@ -71,15 +89,41 @@ class Forwarder:
         headers[FORWARDED] = self._cluster.name
         url = URL(member.url.rstrip("/") + request.rel_url.raw_path_qs, encoded=True)
         try:
-            async with self._http.request(
+            response = await self._http.request(
                 request.method, url, data=body or None, headers=headers, allow_redirects=False
-            ) as response:
-                return web.Response(
-                    status=response.status, body=await response.read(), headers=_passed_back(response.headers)
-                )
+            )
         except (aiohttp.ClientError, TimeoutError) as error:
-            log.warning("node not reached node=%s error=%s", node, error)
-            raise _unreachable(node, "ask again when it is back") from error
+            raise _not_reached(node, error) from error
+        async with response:
+            return await self._passed_on(gateway, request, response, node)
+
+    async def _passed_on(
+        self, gateway: Gateway, request: web.Request, response: aiohttp.ClientResponse, node: str
+    ) -> web.StreamResponse:
+        size, headers = response.content_length, _passed_back(response.headers)
+        if size is not None and size <= SMALL_BYTES and request.method != hdrs.METH_HEAD:
+            return web.Response(status=response.status, body=await _read(response.read, node), headers=headers)
+        answer = StreamedAnswer(gateway, request, status=response.status, headers=headers)
+        answer.response.content_length = size
+        if request.method not in (hdrs.METH_GET, hdrs.METH_HEAD):
+            answer.allowance.must_send = True
+        if size is None:
+            await answer.begin()  # the first bytes of a stream may be long in coming
+        try:
+            while piece := await _read(response.content.readany, node):
+                await answer.write(piece, ahead_bytes=min(AHEAD_BYTES_MAX, size or AHEAD_BYTES_MAX))
+            return await answer.end()
+        except RequestError:
+            if not answer.has_begun:
+                raise
+            return answer.gone()  # it ends short, which its client sees
+
+
+async def _read(read: Callable[[], Awaitable[bytes]], node: str) -> bytes:
+    try:
+        return await read()
+    except (aiohttp.ClientError, TimeoutError) as error:
+        raise _not_reached(node, error) from error
 
 
 def forwarding(gateway: Gateway, path: str, handler: Handler) -> Handler:
@@ -103,7 +147,7 @@ def forwarding(gateway: Gateway, path: str, handler: Handler) -> Handler:
             owner = known or cluster.name
         if owner == cluster.name:
             return await handler(gateway, request, body)
-        return await forwarder.answer(request, body, owner)
+        return await forwarder.answer(gateway, request, body, owner)
 
     return forwarded
 
@@ -114,6 +158,11 @@ _CREATING = frozenset((hdrs.METH_POST, hdrs.METH_PUT, hdrs.METH_PATCH))
 
 def _passed_back(headers: Mapping[str, str]) -> CIMultiDict[str]:
     return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in _NOT_BACK)
+
+
+def _not_reached(node: str, error: Exception) -> RequestError:
+    log.warning("node not reached node=%s error=%s", node, error or type(error).__name__)
+    return _unreachable(node, "ask again when it is back")
 
 
 def _unreachable(node: str, what: str) -> RequestError:

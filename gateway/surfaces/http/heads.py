@@ -3,8 +3,7 @@
 Equal bytes parse equally: a head that is found here has the parser's answer, so there is no second grammar of HTTP.
 Heads are compared without the digits of their Content-Length, and without their X-Request-Id when it is made of
 letters, digits and `.-_`: how many such characters there are, and which, changes nothing else of what the parser says.
-Whatever may change between two equal requests (rights, topics, quotas) is no part of
-what is remembered.
+Whatever may change between two equal requests (rights, topics, quotas) is no part of what is remembered.
 
 Invariants
     H1  a head is only remembered when it was the parser's whole input up to its end, each of its lines is a header to
@@ -18,7 +17,7 @@ Invariants
 from __future__ import annotations
 
 import re
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, TypeVar
 
 from aiohttp import hdrs
 from aiohttp.http_parser import RawRequestMessage
@@ -44,7 +43,6 @@ _IDS = (b"\r\nX-Request-Id: ", b"\r\nx-request-id: ")
 _ID_BYTES = len(_IDS[0])
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,%d}" % REQUEST_ID_CHARS_MAX)
 _ID_NAME = b"x-request-id"
-_new = tuple.__new__  # a NamedTuple's own constructor takes twice as long
 
 Meaning = TypeVar("Meaning")
 
@@ -52,17 +50,13 @@ Found = tuple[Meaning, int, int, str | None]
 """What a head means, where its body begins in the data, and where it ends; the id that its client gave the request."""
 
 
-class _Cut(NamedTuple):
-    """A head without the digits of its length and without its request id; those, and where its body begins."""
-
-    head: bytes
-    digits: bytes
-    start: int
-    request_id: bytes | None
+_Key = bytes | tuple[bytes]
+"""A head without the digits of its length; in a tuple, without a request id too."""
 
 
-def _cut(data: bytes) -> _Cut | None:
-    """None where there is no length, no end of the head, or an id of other characters."""
+def _cut_length(data: bytes) -> tuple[bytes, bytes, int] | None:
+    """A head without the digits of its length, those, and where its body begins; None where there is no length, or no
+    end of the head."""
     at = data.find(_LENGTHS[0], 0, HEAD_BYTES_MAX)
     if at < 0:
         at = data.find(_LENGTHS[1], 0, HEAD_BYTES_MAX)
@@ -74,46 +68,58 @@ def _cut(data: bytes) -> _Cut | None:
     if end < 0:
         return None
     end += len(END)
-    head = data[:at] + data[stop:end]
-    own = head.find(_IDS[0])
-    if own < 0:
-        own = head.find(_IDS[1])
-        if own < 0:
-            return _new(_Cut, (head, data[at:stop], end, None))  # each request comes this way
-    own += _ID_BYTES
-    request_id = head[own : head.find(_LINE, own)]
+    return data[:at] + data[stop:end], data[at:stop], end
+
+
+def _cut_id(head: bytes) -> tuple[_Key, bytes] | None:
+    """The same without its request id, and that; None where there is none, or one of other characters."""
+    at = head.find(_IDS[0])
+    if at < 0:
+        at = head.find(_IDS[1])
+        if at < 0:
+            return None
+    at += _ID_BYTES
+    request_id = head[at : head.find(_LINE, at)]
     if _ID.fullmatch(request_id) is None:
         return None
-    return _Cut(head[:own] + head[own + len(request_id) :], data[at:stop], end, request_id)
+    return (head[:at] + head[at + len(request_id) :],), request_id
 
 
 class HeadMemo(Generic[Meaning]):
     """What the heads of requests mean. `HEADS_MAX` times `HEAD_BYTES_MAX` bounds its bytes."""
 
     def __init__(self) -> None:
-        self._heads: dict[bytes, Meaning] = {}
+        self._heads: dict[_Key, Meaning] = {}
 
     def __len__(self) -> int:
         return len(self._heads)
 
     def find(self, data: bytes) -> Found[Meaning] | None:
         """What `data` is, when it begins with a head that is remembered; its body may have yet to come."""
-        cut = _cut(data)
+        cut = _cut_length(data)
         if cut is None:
             return None
-        head, digits, start, request_id = cut
-        meaning = self._heads.get(head)
+        head, digits, start = cut
+        request_id: str | None = None
+        meaning = self._heads.get(head)  # first as it is: few clients number their requests
+        if meaning is None:
+            named = _cut_id(head)
+            if named is None:
+                return None
+            meaning = self._heads.get(named[0])
+            request_id = named[1].decode()
         if meaning is None or not digits.isdigit() or len(digits) > LENGTH_DIGITS_MAX:  # H2
             return None
-        return meaning, start, start + int(digits), None if request_id is None else request_id.decode()
+        return meaning, start, start + int(digits), request_id
 
     def remember(self, data: bytes, message: RawRequestMessage, meaning: Meaning) -> None:
         """Remember the head that `data` begins with, which the parser, between two requests, has read as `message`. One
         that may not be remembered (H1) is not."""
-        cut = _cut(data)
+        cut = _cut_length(data)
         if cut is None:
             return
-        head, digits, start, request_id = cut
+        head, digits, start = cut
+        key, request_id = _cut_id(head) or (head, None)
         names = [name.lower() for name, _ in message.raw_headers]
         is_whole = (
             start <= HEAD_BYTES_MAX
@@ -128,7 +134,7 @@ class HeadMemo(Generic[Meaning]):
             return
         if len(self._heads) >= HEADS_MAX:
             del self._heads[next(iter(self._heads))]
-        self._heads[head] = meaning
+        self._heads[key] = meaning
 
     def clear(self) -> None:
         """Forget all: heads hold credentials."""

@@ -34,11 +34,20 @@ class StreamedAnswer:
     """An answer whose headers are sent by `begin`, whose body by `write`, whose end by `end`."""
 
     def __init__(
-        self, gateway: Gateway, request: web.Request, *, content_type: str, headers: Mapping[str, str] | None = None
+        self,
+        gateway: Gateway,
+        request: web.Request,
+        *,
+        content_type: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        status: int = 200,
     ) -> None:
+        """`content_type`: None where `headers` say it."""
         self._request = request
         self.allowance = allowance_of(gateway, request)
-        self.response = web.StreamResponse(headers={**(headers or {}), hdrs.CONTENT_TYPE: content_type})
+        self.response = web.StreamResponse(status=status, headers=headers)
+        if content_type is not None:
+            self.response.headers[hdrs.CONTENT_TYPE] = content_type
 
     @property
     def has_begun(self) -> bool:
@@ -50,15 +59,16 @@ class StreamedAnswer:
         if not self.response.prepared:
             await self.response.prepare(self._request)
 
-    async def write(self, data: bytes) -> None:
-        """Hand bytes over, begun or not, and wait while the client does not take them.
+    async def write(self, data: bytes, *, ahead_bytes: int = 0) -> None:
+        """Hand bytes over, begun or not, and wait while the client does not take them. `ahead_bytes`: what else may
+        wait in memory meanwhile.
 
         Raises ConnectionError when it is gone, or took nothing for the write timeout (S2). Raises RequestError 503 when
         there is no room for so many (S1).
         """
         allowance = self.allowance
         allowance.made()
-        if not allowance.hold(len(data)):
+        if not allowance.hold(len(data) + ahead_bytes):
             raise no_room()
         await self.begin()
         writer = self._request.writer

@@ -39,7 +39,7 @@ APIS = {
     for api in (
         Api(PRODUCE, "Produce", 3, 9, 9, is_hot=True),
         Api(FETCH, "Fetch", 4, 12, 12, is_hot=True),
-        Api(LIST_OFFSETS, "ListOffsets", 1, 6, 6),
+        Api(LIST_OFFSETS, "ListOffsets", 1, 11, 6),
         Api(METADATA, "Metadata", 0, 9, 9),
         Api(OFFSET_COMMIT, "OffsetCommit", 2, 8, 8),
         Api(OFFSET_FETCH, "OffsetFetch", 1, 8, 6),

@@ -1,4 +1,4 @@
-"""Records in and out: Produce, Fetch, ListOffsets, InitProducerId, DeleteRecords, OffsetForLeaderEpoch."""
+"""Records in and out: Produce, Fetch, InitProducerId, DeleteRecords."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from gateway.surfaces.kafka.produce import PartitionRecords, Produced, read_prod
 from gateway.surfaces.kafka.schema import Message
 from gateway.surfaces.kafka.session import Session
 from gateway.surfaces.kafka.trail import record
-from store import record_batch
 from store.errors import UnknownQueue
 from store.limits import MiB
 from store.turns import others_turn
@@ -34,12 +33,6 @@ TURN_BYTES = 1 * MiB
 _PARTITION_BYTES = TURN_BYTES // ITEMS_PER_TURN
 """What a partition counts for among them, however little it has."""
 
-AHEAD_MS = 10_000
-"""How far a record's own time may lie ahead of the server's clock and still be found by it."""
-
-SCAN_BYTES = 1 * MiB
-"""Bytes of one read of a search by record time."""
-
 FULL_WAIT_S = 0.1
 """How long a response without records waits when there is no memory for one with records."""
 
@@ -47,7 +40,6 @@ AGAIN_WAIT_S = 0.02
 """How long each of those who found no room has their turn to ask again."""
 
 _NO_OFFSET = -1
-_LATEST, _EARLIEST = -1, -2
 _HIGH_WATERMARK = -1
 _ALL, _NONE = -1, 0
 _ACKS: dict[int, Acks | None] = {_ALL: None, _NONE: Acks.WRITTEN, 1: Acks.WRITTEN}
@@ -303,72 +295,7 @@ def _nothing(partition: int, code: int) -> PartitionBatches:
     return PartitionBatches(partition, code, _NO_OFFSET, _NO_OFFSET, ())
 
 
-# ------------------------------------------------------------------------------------------------------ offsets
-
-
-async def list_offsets(session: Session, version: int, request: Message) -> Message:
-    """The first offset, the end, or the first record from a time on, of partitions."""
-    topics = []
-    for topic in request["topics"]:
-        name = topic["name"]
-        is_allowed = session.may(Permission.DESCRIBE, topic=name)
-        partitions = []
-        async for one in few_a_turn(topic["partitions"]):
-            answer: Message = {"partition_index": one["partition_index"]}
-            try:
-                if not is_allowed:
-                    answer["error_code"] = errors.TOPIC_AUTHORIZATION_FAILED
-                else:
-                    offset, timestamp = await _offset_at(session, name, one["partition_index"], one["timestamp"])
-                    answer |= {"offset": offset, "timestamp": timestamp}
-                    if offset >= 0:
-                        answer["leader_epoch"] = 0
-            except Exception as error:
-                answer["error_code"] = code_of(error)
-            partitions.append(answer if version >= 4 else {k: v for k, v in answer.items() if k != "leader_epoch"})
-        topics.append({"name": name, "partitions": partitions})
-    return {"topics": topics}
-
-
-async def _offset_at(session: Session, topic: str, partition: int, time_ms: int) -> tuple[int, int]:
-    """An offset, and the time of the record there when it was found by time; -1: none."""
-    consumer = session.gateway.consumer
-    if time_ms in (_LATEST, _EARLIEST):
-        low, high = await consumer.bounds(topic, partition)
-        return (high if time_ms == _LATEST else low), -1
-    # No record was stored long before its own time, so what was stored earlier is not looked at.
-    offset = await consumer.offset_for_time(topic, partition, max(0, time_ms - AHEAD_MS))
-    while True:
-        fetched = await consumer.fetch(topic, partition, offset, max_bytes=SCAN_BYTES)
-        for entry in fetched.entries:
-            if record_batch.max_timestamp_ms(entry.batch) >= time_ms:
-                for record in record_batch.decode(entry.batch):
-                    if record.timestamp >= time_ms:
-                        return record.offset, record.timestamp
-        if not fetched.entries:
-            return _NO_OFFSET, -1
-        offset = fetched.next_offset
-        await others_turn()
-
-
-async def offset_for_leader_epoch(session: Session, version: int, request: Message) -> Message:
-    """The end of a leader's epoch: there is one epoch, 0, and its end is the partition's."""
-    topics = []
-    for topic in request["topics"]:
-        name = topic["topic"]
-        partitions = []
-        async for one in few_a_turn(topic["partitions"]):
-            answer: Message = {"partition": one["partition"], "leader_epoch": 0, "end_offset": _NO_OFFSET}
-            if not session.may(Permission.DESCRIBE, topic=name):
-                answer["error_code"] = errors.TOPIC_AUTHORIZATION_FAILED
-            else:
-                try:
-                    answer["end_offset"] = (await session.gateway.consumer.bounds(name, one["partition"])).max_offset
-                except Exception as error:
-                    answer["error_code"] = code_of(error)
-            partitions.append(answer)
-        topics.append({"topic": name, "partitions": partitions})
-    return {"topics": topics}
+# ------------------------------------------------------------------------------------------------------ others
 
 
 async def init_producer_id(session: Session, version: int, request: Message) -> Message:

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from gateway.api.turns import ITEMS_PER_TURN
 from gateway.surfaces.http.answer_memory import SMALL_BYTES, Allowance
-from gateway.surfaces.kafka import acls, group_requests, metadata, records, sasl, topics
+from gateway.surfaces.kafka import acls, group_requests, metadata, offsets, records, sasl, topics
 from gateway.surfaces.kafka import apis as api
 from gateway.surfaces.kafka.apis import APIS
 from gateway.surfaces.kafka.connection import Answer, Done
@@ -35,8 +35,8 @@ HANDLERS: dict[int, Handler] = {
     api.METADATA: metadata.metadata,
     api.FIND_COORDINATOR: metadata.find_coordinator,
     api.DESCRIBE_CLUSTER: metadata.describe_cluster,
-    api.LIST_OFFSETS: records.list_offsets,
-    api.OFFSET_FOR_LEADER_EPOCH: records.offset_for_leader_epoch,
+    api.LIST_OFFSETS: offsets.list_offsets,
+    api.OFFSET_FOR_LEADER_EPOCH: offsets.offset_for_leader_epoch,
     api.INIT_PRODUCER_ID: records.init_producer_id,
     api.DELETE_RECORDS: records.delete_records,
     api.CREATE_TOPICS: topics.create_topics,

@@ -3,20 +3,36 @@
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
+from contextlib import suppress
 from time import perf_counter
+from typing import TypeAlias
 
 from aiohttp import web
 
-from gateway.api.pages import read_place, write_place
+from gateway.api.cluster import MoveView
+from gateway.api.pages import read_cursor, write_cursor
 from gateway.api.shapes import server
-from gateway.api.shapes.queries import PAGE_ROWS_DEFAULT, ListRoutesQuery, NoQuery, TopicRoutesQuery
+from gateway.api.shapes.queries import (
+    PAGE_ROWS_DEFAULT,
+    BrokerPlanQuery,
+    ListRoutesQuery,
+    MovesQuery,
+    NoQuery,
+    TopicRoutesQuery,
+)
 from gateway.api.shapes.topics import BrokerBody, MovePartitionBody
+from gateway.cluster.balance import NoTaker, Partition, plan_drain, plan_share
 from gateway.cluster.mover import UnknownBroker
 from gateway.routing.base import Route, TopicView, UnknownPartition
 from gateway.surfaces.http.answers import check_accept, json_answer, packed
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.reading import partition_in, read_query, read_shape, topic_in
 from store.errors import UnknownQueue
+
+Moves: TypeAlias = Mapping[tuple[int, int], MoveView]
 
 PARTITIONS_A_TURN = 2_000
 """Partitions looked at between two turns of the event loop."""
@@ -43,18 +59,9 @@ async def change_broker(gateway: Gateway, request: web.Request, body: bytes) -> 
 
 async def _brokers(gateway: Gateway) -> list[server.ShownBroker]:
     routes = gateway.routes_table
-    counts: dict[str, int] = {}
-    seen = 0
-    for view in routes.topics():
-        try:
-            for partition in range(view.partitions):
-                name = routes.writable(view.name, partition).broker.name
-                counts[name] = counts.get(name, 0) + 1
-                seen += 1
-                if seen % PARTITIONS_A_TURN == 0:
-                    await asyncio.sleep(0)
-        except UnknownQueue:  # deleted meanwhile
-            continue
+    counts: Counter[str] = Counter()
+    async for name, _, _ in _owners(gateway):
+        counts[name] += 1
     now_ms = perf_counter() * 1000
     rows = []
     cluster = gateway.cluster
@@ -71,16 +78,83 @@ async def _brokers(gateway: Gateway) -> list[server.ShownBroker]:
         rows.append(
             server.ShownBroker(
                 broker=name,
-                kind="embedded",
+                kind="embedded" if name in gateway.admin.brokers() else "peer",
                 state=state,
                 reasons=own_reasons,
                 latency_ms=latency_ms,
                 excluded_until_ms=excluded_until_ms,
-                partitions=counts.get(name, 0),
+                partitions=counts[name],
                 url=None if member is None else member.url,
+                room=routes.room_of(name) or None,
             )
         )
     return rows
+
+
+async def _owners(gateway: Gateway) -> AsyncIterator[tuple[str, str, int]]:
+    """On which broker each partition is, by topic and number; the event loop has its turns."""
+    routes = gateway.routes_table
+    seen = 0
+    for view in routes.topics():
+        try:
+            for partition in range(view.partitions):
+                yield routes.writable(view.name, partition).broker.name, view.name, partition
+                seen += 1
+                if seen % PARTITIONS_A_TURN == 0:
+                    await asyncio.sleep(0)
+        except UnknownQueue:  # deleted meanwhile
+            continue
+
+
+async def plan_broker(gateway: Gateway, request: web.Request, _: bytes) -> web.StreamResponse:
+    """Which partitions to move so that a broker has none (`draining`), or its share of them. Nothing is moved, and no
+    plan is kept: ask again when these moves are made, until there are none."""
+    query = read_query(BrokerPlanQuery, request, gateway)
+    draining, limit = query.draining in ("true", "1"), query.limit or PAGE_ROWS_DEFAULT
+    name = request.match_info["broker"]
+    on: dict[str, list[Partition]] = {}
+    async for owner, topic, partition in _owners(gateway):
+        on.setdefault(owner, []).append((topic, partition))
+    takers = set()
+    for row in await _brokers(gateway):
+        if row.state in ("up", "avoided") or (row.broker == name and row.state == "draining"):
+            takers.add(row.broker)
+        if row.broker == name:
+            on.setdefault(name, [])
+    if name not in on:
+        raise UnknownBroker(f"there is no broker {name} in this cluster")
+    if draining:
+        plan = plan_drain(on, name, takers, limit)
+    elif name in takers:
+        plan = plan_share(on, name, takers, limit)
+    else:
+        raise NoTaker(f"{name} takes no partitions now")
+    moves = [server.PlannedMove(*move) for move in plan.moves]
+    return await packed(request, json_answer(request, server.BrokerPlan(moves, plan.total)))
+
+
+async def list_moves(gateway: Gateway, request: web.Request, _: bytes) -> web.StreamResponse:
+    """A page of the moves that are under way, by topic and partition. One that was left half way is finished by the
+    nodes, as soon as both brokers are there; to call it off is to move the partition back."""
+    query = read_query(MovesQuery, request, gateway)
+    place = read_cursor(query.cursor, (str, int))
+    limit = query.limit or PAGE_ROWS_DEFAULT
+    found = []
+    for (topic_id, partition), move in _moves(gateway).items():
+        with suppress(UnknownQueue):  # deleted meanwhile
+            topic = gateway.routes_table.by_id(topic_id).name
+            found.append(server.ShownMove(topic, partition, move.source, move.to, move.step, move.since_ms))
+    found.sort(key=_place_of)
+    first = 0 if place is None else bisect_right(found, (str(place[0]), int(place[1])), key=_place_of)
+    rows = found[first : first + limit]
+    next_cursor = write_cursor(_place_of(rows[-1])) if first + limit < len(found) else None
+    return await packed(
+        request, json_answer(request, server.MovePage(next_cursor=next_cursor, total=len(found), moves=rows))
+    )
+
+
+def _place_of(move: server.ShownMove) -> Partition:
+    return move.topic, move.partition
 
 
 async def list_routes(gateway: Gateway, request: web.Request, _: bytes) -> web.StreamResponse:
@@ -108,41 +182,49 @@ async def move_partition(gateway: Gateway, request: web.Request, body: bytes) ->
         await gateway.cluster.move(view.name, partition, to)
     elif to not in gateway.admin.brokers():
         raise UnknownBroker(f"there is no broker {to} here")
-    return json_answer(request, _route(gateway, view, partition))
+    return json_answer(request, _route(gateway, view, partition, _moves(gateway)))
 
 
 async def _routes(
     gateway: Gateway, request: web.Request, topic: str | None, rows_max: int | None, cursor: str | None
 ) -> web.StreamResponse:
     routes = gateway.routes_table
-    place = read_place(cursor, (str, int))
+    after_key = read_cursor(cursor, (str, int))
     views = routes.topics() if topic is None else [routes.topic(topic)]
     total = sum(view.partitions for view in views)
     limit = rows_max or PAGE_ROWS_DEFAULT
+    moves = _moves(gateway)
     rows: list[server.ShownRoute] = []
     is_last = True
     for view in views:
-        if place is not None and view.name < str(place[0]):
+        if after_key is not None and view.name < str(after_key[0]):
             continue
-        first = int(place[1]) + 1 if place is not None and view.name == place[0] else 0
+        first = int(after_key[1]) + 1 if after_key is not None and view.name == after_key[0] else 0
         for partition in range(first, view.partitions):
             if len(rows) == limit:
                 is_last = False
                 break
-            rows.append(_route(gateway, view, partition))
+            rows.append(_route(gateway, view, partition, moves))
         if not is_last:
             break
-    next_cursor = None if is_last else write_place((rows[-1].topic, rows[-1].partition))
+    next_cursor = None if is_last else write_cursor((rows[-1].topic, rows[-1].partition))
     return await packed(
         request, json_answer(request, server.RoutePage(next_cursor=next_cursor, total=total, partitions=rows))
     )
 
 
-def _route(gateway: Gateway, view: TopicView, partition: int) -> server.ShownRoute:
+def _moves(gateway: Gateway) -> Moves:
+    return {} if gateway.cluster is None else gateway.cluster.moves()
+
+
+def _route(gateway: Gateway, view: TopicView, partition: int, moves: Moves) -> server.ShownRoute:
     chain = gateway.routes_table.chain(view.name, partition)
-    return server.ShownRoute(view.name, partition, chain[-1].broker.name, [_segment(one) for one in chain])
+    move = moves.get((view.topic_id, partition))
+    segments = [_segment(one, is_moving=move is not None) for one in chain]
+    return server.ShownRoute(view.name, partition, chain[-1].broker.name, segments, None if move is None else move.to)
 
 
-def _segment(segment: Route) -> server.ShownSegment:
+def _segment(segment: Route, *, is_moving: bool) -> server.ShownSegment:
     end = None if segment.physical_end is None else segment.to_logical(segment.physical_end)
-    return server.ShownSegment(segment.broker.name, segment.logical_start, end, "open" if end is None else "sealed")
+    state: server.SegmentState = "sealed" if end is not None else "moving" if is_moving else "open"
+    return server.ShownSegment(segment.broker.name, segment.logical_start, end, state)

@@ -24,7 +24,7 @@ from msgspec.structs import asdict
 
 from gateway.api.figures import GROUP_STEP_MS, MINUTE_MS
 from gateway.api.lease import settle
-from gateway.api.pages import page_of, read_place, write_place
+from gateway.api.pages import page_of, read_cursor, write_cursor
 from gateway.api.render import delivered_as_list, settled_as_list
 from gateway.api.shapes import answers
 from gateway.api.shapes.base import load
@@ -67,9 +67,9 @@ from gateway.groups.protocol import (
     Delivered,
     Groups,
     GroupView,
-    LeasePlace,
+    LagKey,
+    LeaseKey,
     MemberView,
-    PartitionPlace,
     Receive,
     Received,
     TopicPartition,
@@ -172,12 +172,12 @@ async def group_leases(gateway: Gateway, request: web.Request, _: bytes) -> web.
     of topics that the caller may describe."""
     query = read_query(ListLeasesQuery, request, gateway)
     group = request.match_info["group"]
-    place = read_place(query.cursor, (str, int, int))
+    key = read_cursor(query.cursor, (str, int, int))
 
     def shows(topic: str) -> bool:
         return query.topic in (None, topic) and is_visible(request, topic)
 
-    after = None if place is None else LeasePlace(*place)  # type: ignore[arg-type]  # of these types, as asked
+    after = None if key is None else LeaseKey(*key)  # type: ignore[arg-type]  # of these types, as asked
     found, total = gateway.groups.leases(
         group, after=after, limit=query.limit + 1, shows=shows, held=gateway.leases.held(group)
     )
@@ -194,7 +194,9 @@ async def group_leases(gateway: Gateway, request: web.Request, _: bytes) -> web.
         )
         for one in found[: query.limit]
     ]
-    next_cursor = write_place((rows[-1].topic, rows[-1].partition, rows[-1].offset)) if len(found) > len(rows) else None
+    next_cursor = (
+        write_cursor((rows[-1].topic, rows[-1].partition, rows[-1].offset)) if len(found) > len(rows) else None
+    )
     body = answers.LeasePage(next_cursor=next_cursor, total=total, leases=rows)
     return await packed(request, json_answer(request, body))
 
@@ -256,10 +258,10 @@ async def group_lag(gateway: Gateway, request: web.Request, _: bytes) -> web.Str
 async def _lag_page(gateway: Gateway, request: web.Request, query: LagQuery) -> web.StreamResponse:
     group = request.match_info["group"]
     asked = None if query.topics is None else frozenset(query.topics.split(","))
-    place = read_place(query.cursor, (str, int, str))
+    key = read_cursor(query.cursor, (str, int, str))
     rows, last = await gateway.groups.lag_page(
         group,
-        after=None if place is None else PartitionPlace(*place),  # type: ignore[arg-type]  # of these types, as asked
+        after=None if key is None else LagKey(*key),  # type: ignore[arg-type]  # of these types, as asked
         limit=query.limit or PAGE_ROWS_DEFAULT,
         shows=lambda topic: (asked is None or topic in asked) and is_visible(request, topic),
     )
@@ -268,7 +270,7 @@ async def _lag_page(gateway: Gateway, request: web.Request, query: LagQuery) -> 
         total_lag=sum(row.lag for row in rows),
         in_flight=sum(row.in_flight for row in rows),
         partitions=[convert(row, answers.PartitionLag, from_attributes=True) for row in rows],
-        next_cursor=None if last is None else write_place(last),
+        next_cursor=None if last is None else write_cursor(last),
     )
     return await packed(request, json_answer(request, body))
 

@@ -82,30 +82,35 @@ RECEIVE_BYTES_MAX = 1 * MiB
 """Of records that a receive asks for, beyond which the normal path makes its answer: it copies less."""
 
 
-def _asked(message: RawRequestMessage, target: re.Pattern[str], route: str) -> Asked | None:
-    """What a request of queue mode asks for. Raises RequestError where the client takes no JSON."""
-    match = target.fullmatch(message.path)
-    if match is None or wants_raw(message.headers):
-        return None
-    head = head_of("200 OK", json_type(message.headers.get(hdrs.ACCEPT, "*/*"), JSON_TYPE))
-    return Asked("", None, None, route, head, group=match[1], permission=Permission.RECEIVE)
+class _PlainCall:
+    """What the requests of queue mode have in common; see `plain.CallForm`."""
 
+    routes: tuple[str, ...]
+    bytes_max: int
 
-class PlainReceives:
-    """Receives that find records at once, or need not wait; see `plain.CallForm`. To wait is for the handler."""
-
-    routes = ("receive",)
-    bytes_max = BODY_BYTES_MAX
-    _TARGET = re.compile(f"{_GROUP_TARGET}receive", re.ASCII)
-
-    def __init__(self, gateway: Gateway) -> None:
+    def __init__(self, gateway: Gateway, route: str) -> None:
         self._gateway = gateway
-        # The last body, what it asks for, and the same without waiting: consumers repeat theirs.
-        self._last: tuple[bytes, Receive, Receive] = b"", RECEIVE_DEFAULTS, RECEIVE_DEFAULTS
+        self.routes = (route,)
+        self._target = re.compile(f"{_GROUP_TARGET}{route}", re.ASCII)
 
     def read(self, message: RawRequestMessage) -> Asked | None:
-        """See `plain.Form`."""
-        return _asked(message, self._TARGET, "receive")
+        """See `plain.Form`. Raises RequestError where the client takes no JSON."""
+        match = self._target.fullmatch(message.path)
+        if match is None or wants_raw(message.headers):
+            return None
+        head = head_of("200 OK", json_type(message.headers.get(hdrs.ACCEPT, "*/*"), JSON_TYPE))
+        return Asked("", None, None, self.routes[0], head, group=match[1], permission=Permission.RECEIVE)
+
+
+class PlainReceives(_PlainCall):
+    """Receives that find records at once, or need not wait; see `plain.CallForm`. To wait is for the handler."""
+
+    bytes_max = BODY_BYTES_MAX
+
+    def __init__(self, gateway: Gateway) -> None:
+        super().__init__(gateway, "receive")
+        # The last body, what it asks for, and the same without waiting: consumers repeat theirs.
+        self._last: tuple[bytes, Receive, Receive] = b"", RECEIVE_DEFAULTS, RECEIVE_DEFAULTS
 
     async def serve(self, asked: Asked, body: bytes, caller: Caller) -> bytes | None:
         """See `plain.CallForm`."""
@@ -127,19 +132,13 @@ class PlainReceives:
         return text
 
 
-class PlainAcks:
+class PlainAcks(_PlainCall):
     """Acks by receipts; see `plain.CallForm`. What was acked may be acked again."""
 
-    routes = ("ack",)
     bytes_max = SMALL_BODY_BYTES_MAX
-    _TARGET = re.compile(f"{_GROUP_TARGET}ack", re.ASCII)
 
     def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
-
-    def read(self, message: RawRequestMessage) -> Asked | None:
-        """See `plain.Form`."""
-        return _asked(message, self._TARGET, "ack")
+        super().__init__(gateway, "ack")
 
     async def serve(self, asked: Asked, body: bytes, caller: Caller) -> bytes | None:
         """See `plain.CallForm`."""

@@ -36,8 +36,6 @@ PARTITIONS_AT_ONCE = 64
 
 TOPIC_FIGURES = web.AppKey("topic_figures", TopicFigures)
 
-_BOUNDARIES = tuple(boundary.value for boundary in Boundary)
-
 
 async def create_topic(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
     """Create a topic: 201, or 200 when it exists with this shape. Durable when answered."""

@@ -232,6 +232,16 @@ _OPS: dict[str, Operation] = {
         answers={200: _json("As it is now.", ref("ShownBroker"))},
         errors=(400, 404, 422, *WRITES),
     ),
+    "plan_broker": Operation(
+        tag="Operations",
+        answers={200: _json("The next moves.", ref("BrokerPlan"), "Vary", "Content-Encoding")},
+        errors=(*QUERY, 404, 409, *READS),
+    ),
+    "list_moves": Operation(
+        tag="Operations",
+        answers={200: _json("A page of them.", ref("MovePage"), "Vary", "Content-Encoding")},
+        errors=(*QUERY, 40050),
+    ),
     "list_routes": Operation(
         tag="Operations",
         answers={200: _json("A page of partitions.", ref("RoutePage"), "Vary", "Content-Encoding")},

@@ -12,7 +12,7 @@ import logging
 import secrets
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from gateway.brokers.base import Broker
 from gateway.cluster import peer_wire
@@ -30,6 +30,9 @@ BODY_BYTES_MAX = MESSAGE_BYTES_MAX + 64 * MiB
 """The largest single append, and a head."""
 
 WAIT_MS_MAX = 60_000
+REFUSED_LOG_INTERVAL_S = 10.0
+"""How often a line about refused requests is written."""
+
 FORGET_S = 60.0
 """Changes of a topic that nobody has asked for this long are not noted any more."""
 
@@ -62,6 +65,7 @@ class PeerService:
         self._seen = SeenRequests()
         self._changes: dict[int, _TopicChanges] = {}
         self.refused_count = 0
+        self._quiet_until_s = 0.0
         self._operations: dict[str, Callable[[Head, Batches], Awaitable[bytes]]] = {
             "append": self._append,
             "schedule": self._schedule,
@@ -81,6 +85,7 @@ class PeerService:
         """The application of the internal listener."""
         made = web.Application(client_max_size=BODY_BYTES_MAX)
         made.router.add_post(PATH + "{operation}", self._answer)
+        made.on_response_prepare.append(_nameless)
         made.on_cleanup.append(self._close)
         return made
 
@@ -99,11 +104,20 @@ class PeerService:
             code = self._secret.request_code(head_code, body)
             check_code(code, request.headers.get(CODE_HEADER, ""))
         except NotAuthentic as error:
-            self.refused_count += 1
-            log.warning("a request that is not of this cluster was refused peer=%s error=%s", request.remote, error)
+            self._refused(request, error)
             return web.Response(status=401)
         answer = await self._done(request.match_info["operation"], body)
         return web.Response(body=answer, headers={CODE_HEADER: self._secret.answer_code(code, 200, answer)})
+
+    def _refused(self, request: web.Request, error: NotAuthentic) -> None:
+        self.refused_count += 1
+        now_s = asyncio.get_running_loop().time()
+        if now_s >= self._quiet_until_s:
+            self._quiet_until_s = now_s + REFUSED_LOG_INTERVAL_S
+            log.warning(
+                "a request that is not of this cluster was refused peer=%s count=%d error=%s",
+                request.remote, self.refused_count, error,
+            )  # fmt: skip
 
     async def _done(self, name: str, body: bytes) -> bytes:
         try:
@@ -208,6 +222,11 @@ class PeerService:
             number, changed = changes.number, changes.since(head["number"])
         changes.asked_s = asyncio.get_running_loop().time()
         return peer_wire.pack({"token": changes.token, "number": number, "queues": changed})
+
+
+async def _nameless(_: web.Request, response: web.StreamResponse) -> None:
+    """Strangers are not told what answers them."""
+    response.headers.pop(hdrs.SERVER, None)
 
 
 class _TopicChanges:

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from gateway.brokers.event_log import WRITE_BYTES, EventLog
+from gateway.brokers.event_log import _APPLIED_PER_LIVE_TURN, WRITE_BYTES, EventLog
 from gateway.brokers.local import LocalBroker
 from gateway.groups.coordinator.context import GROUP_EVENTS
 from gateway.groups.machines.events import Barrier, DocumentPut, Event
@@ -94,6 +94,34 @@ async def test_events_are_applied_in_the_order_of_the_calls_and_share_appends() 
     await machine.start()
     assert machine.sources == sources, "which a start finds again"
     await machine.stop()
+
+
+async def test_events_of_many_calls_are_applied_a_few_a_turn_and_a_snapshot_between_them_loses_none() -> None:
+    disk = SimDisk()
+    machine = await started(disk)
+    calls = [machine.log.write([put(f"{number}{half}", b"") for half in "ab"]) for number in range(300)]
+    most = before = 0
+    saved_at: list[int] = []
+    saving = []
+    while not calls[-1].done():
+        await asyncio.sleep(0)
+        most, before = max(most, len(machine.applied) - before), len(machine.applied)
+        if 0 < before < 600 and not saving:
+            saved_at.append(before)
+            saving.append(asyncio.create_task(machine.log.save()))
+    assert machine.log.append_count <= 5
+    assert most <= _APPLIED_PER_LIVE_TURN
+    await saving[0]
+    assert 0 < saved_at[0] < 600
+    assert machine.log.snapshot_count == 1
+    if machine.log.unsaved_count:
+        assert machine.log.needed_position is not None, "the rest of the entry is in the log alone"
+    await abandon()
+    disk.kill()
+    again = Machine(disk)
+    await again.start()
+    assert len(again.state) == 600
+    await again.stop()
 
 
 async def test_a_group_of_events_is_bounded_and_one_call_is_never_cut() -> None:

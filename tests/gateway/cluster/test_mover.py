@@ -15,7 +15,7 @@ import pytest
 
 from gateway.cluster.memory import MemoryMetadata
 from gateway.cluster.metadata import OutcomeUnknown, Value
-from gateway.cluster.mover import MoveConflict, UnknownBroker, key_of
+from gateway.cluster.mover import MoveConflict, Mover, UnknownBroker, key_of
 from gateway.cluster.record import PartitionState, encode
 from store import record_batch
 from store.errors import UnknownQueue
@@ -108,16 +108,18 @@ async def test_who_waits_at_the_end_is_woken_on_the_new_broker() -> None:
 
 
 async def test_a_move_that_was_left_anywhere_is_taken_up_with_any_target() -> None:
-    """Cut off before each of its calls in turn, and finished by another node."""
+    """Cut off before each of its calls in turn, and finished by another node. Meanwhile it says where it is."""
+    steps: list[str] = []
     for left_at in range(8):
         async with cluster() as made:
             await made.send("n1", b"before")
             calls = 0
             mover = made.nodes["n2"].mover
 
-            def counted(name: str, cluster: Cluster = made, left_at: int = left_at) -> object:
+            def counted(name: str, cluster: Cluster = made, left_at: int = left_at, mover: Mover = mover) -> object:
                 nonlocal calls
                 calls += 1
+                steps.append(mover.moves[cluster.topic.topic_id, 0].step)
                 if calls > left_at:
                     raise RuntimeError("the mover dies")
                 return cluster.broker_named(name)
@@ -131,12 +133,18 @@ async def test_a_move_that_was_left_anywhere_is_taken_up_with_any_target() -> No
                 assert calls <= left_at
             known = await made.nodes["n3"].mover.known(made.topic.topic_id, 0)
             is_left = known.record.state is PartitionState.SEALING
+            assert mover.moves == {}
+            await settle()
+            seen = made.nodes["n3"].follower.moving()
+            assert seen == ({(made.topic.topic_id, 0): known} if is_left else {})
             done = await made.nodes["n3"].mover.move(made.topic.topic_id, 0, "n3")
             assert done.record.state is PartitionState.NORMAL
             assert done.record.epoch == known.record.epoch + 1, is_left
             await settle()
+            assert made.nodes["n2"].follower.moving() == {}
             assert await made.send("n1", b"behind") == 1
             assert await made.read_all("n2") == [b"before", b"behind"]
+    assert set(steps) == {"warm", "seal", "commit"}, "between brokers' calls: of the intent only the metadata is told"
 
 
 def _dying(named: object) -> object:

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import NamedTuple
 
 from gateway.api.producer import Producer
-from gateway.api.recurring import SentPlacing
+from gateway.api.recurring import ProducerRouting
 from gateway.brokers.local import LocalBroker
 from gateway.main.wiring import pin
 from gateway.recurring.definitions import Definition, Missed, Recurring, RecurringRecord
@@ -77,7 +77,7 @@ class World:
             self.store,
             RoutedPartitions(self.routes, own="b"),
             self.clock,
-            placing=SentPlacing(producer, self.routes),
+            routing=ProducerRouting(producer, self.routes),
             count_max=COUNT_MAX,
             run_blocking=inline,
         )

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 
 import pytest
 
+from gateway.brokers.base import AnswerLost
 from gateway.brokers.local import LocalBroker
 from gateway.routing.delivery import RoutedPartitions
 from gateway.routing.table import RouteTable, Segment
 from store import Store, record_batch
-from store.errors import Overloaded, UnknownQueue
+from store.errors import Overloaded, StoreError, StoreStopped, TooManyIds, UnknownQueue
+from store.limits import PARTITIONS_MAX
 from store.record_batch import Record
 from store.topics import TIMER_QUEUE, Topic
 from store.types import Acks, Append, Appended, Delay, Entry, QueueKey, Source
@@ -30,14 +32,17 @@ HERE, THERE = QueueKey(16, 1), QueueKey(16, 0)
 
 
 class Broker(LocalBroker):
-    """A store with a name that refuses when it is told to."""
+    """A store with a name that refuses when it is told to, or stores and does not say so."""
 
     error: Exception | None = None
 
     async def append(self, appends: list[Append], *, acks: Acks) -> list[Appended]:  # type: ignore[override]
+        if self.error is not None and not isinstance(self.error, AnswerLost):
+            raise self.error
+        answers = await super().append(appends, acks=acks)
         if self.error is not None:
             raise self.error
-        return await super().append(appends, acks=acks)
+        return answers
 
 
 @dataclass
@@ -196,6 +201,66 @@ async def test_the_timer_tries_again_what_one_broker_has_refused() -> None:
         await go(timer)
         assert (timer.pending_count, await made.values(1, THERE)) == (0, [b"2"])
         await timer.close()
+
+
+@pytest.mark.parametrize("error", [AnswerLost("lost"), TooManyIds("full", 1000), StoreError("of a newer version")])
+async def test_the_timer_goes_on_when_nobody_knows_whether_another_node_has_stored_it(error: StoreError) -> None:
+    async with world() as made:
+        made.move()
+        timer = await made.timer("timer")
+        await made.schedule(timer, START_MS + 1_000, b"0", b"1", b"2")
+        made.clock.step(1_000)
+        made.brokers[1].error = error
+        await timer.intake_step()
+        await timer.firing_step()
+        assert timer.pending_count == 1
+        made.brokers[1].error = None
+        await go(timer)
+        assert (timer.pending_count, await made.values(1, THERE)) == (0, [b"2"])
+        await timer.close()
+
+
+async def test_its_own_store_that_stops_is_an_error() -> None:
+    async with world() as made:
+        made.brokers[0].error = StoreStopped("a disk has failed")
+        with pytest.raises(StoreStopped):
+            await made.partitions.deliver([due(0, (1, b"1"))])
+
+
+async def test_what_another_broker_has_stored_without_an_answer_is_known_when_its_partition_is_back() -> None:
+    """Seen as one record at two offsets: the delivery to the own broker had no id to find it by."""
+    async with world() as made:
+        here, back = QueueKey(16, 2), QueueKey(16, 2 + 2 * PARTITIONS_MAX)
+        there = QueueKey(16, 2 + PARTITIONS_MAX)
+        a, b = made.stores
+        await b.create_queue(there)
+        at_b = (Segment(made.brokers[0], here, physical_end=0), Segment(made.brokers[1], there))
+        made.place(at_b)
+        timer = await made.timer("timer")
+        await made.schedule(timer, START_MS + 1_000, b"0", b"1", b"2")
+        made.clock.step(1_000)
+        made.brokers[1].error = AnswerLost("killed behind its fdatasync")
+        await timer.intake_step()
+        await timer.firing_step()
+        assert await made.values(1, there) == [b"2"]
+        await a.create_queue(back)
+        end = await b.seal_queue(there)
+        told = await b.export_ids(there, into=back, shift=0, since=0)
+        await a.import_ids(told.content)
+        made.place(
+            (Segment(made.brokers[1], there, physical_end=end), Segment(made.brokers[0], back, logical_start=end))
+        )
+        await go(timer)
+        assert (timer.pending_count, await made.values(0, back)) == (0, [])
+        await made.schedule(timer, START_MS + 2_000, b"3", b"4", b"5")
+        made.clock.step(1_000)
+        await go(timer)
+        assert await made.values(0, back) == [b"5"]
+        await timer.close()
+        again = await made.timer("another")  # knows from the log alone, or by the ids
+        await go(again)
+        assert await made.values(0, back) == [b"5"]
+        await again.close()
 
 
 async def test_a_topic_that_is_gone_is_told_before_anything_is_stored() -> None:

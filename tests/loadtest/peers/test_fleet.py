@@ -93,8 +93,8 @@ def test_a_server_that_does_not_start_fails_its_steps_and_nobody_elses(tmp_path:
 
 
 def test_a_scan_goes_on_with_the_topic_of_the_same_client(tmp_path: Path, clients: Clients) -> None:
-    works = {"batched": ["tool", "library"], "scan": ["library", "reader"], "drop": ["library"], "push": ["tool"]}
-    with written(tmp_path, Sleeper("sleeper", works)) as fleet:
+    workloads = {"batched": ["tool", "library"], "scan": ["library", "reader"], "drop": ["library"], "push": ["tool"]}
+    with written(tmp_path, Sleeper("sleeper", workloads)) as fleet:
         clients.asked.clear()
         for one in (turn(BATCHED), turn(BATCHED, "library"), turn(SCAN, "library"), turn(SCAN, "reader")):
             fleet.result(one)
@@ -118,8 +118,8 @@ def test_what_a_scan_needs_is_sent_again_when_the_server_is_new(tmp_path: Path, 
         peer.started[0].kill()
         clients.asked.clear()
         assert "failed" not in fleet.result(turn(SCAN))
-        works = [work for _, work, _, topic in clients.asked if topic != "warm-up"]
-        assert works == ["batched", "scan"]
+        workloads = [work for _, work, _, topic in clients.asked if topic != "warm-up"]
+        assert workloads == ["batched", "scan"]
 
 
 def test_a_scan_of_what_could_not_be_sent_has_failed(tmp_path: Path, clients: Clients) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from loadtest.peers.mq import PEERS
-from loadtest.peers.plan import PARTS, long_works, works
+from loadtest.peers.plan import PARTS, long_workloads, workloads
 from loadtest.peers.servers import Server
 
 MQ = PEERS[0]
@@ -16,7 +16,9 @@ SMALL = {
     "duration_s": 0.2, "warm_s": 0.1, "fill_s": 0.2, "count": 2_000, "spread_ms": 100, "accepted_per_s": 20_000,
     "byte_count": 2**20, "rate_per_s": 200, "connections": 4,
 }  # fmt: skip
-STEPS = {step.work: step for step in (*works(quick=True), *(long_works(part, quick=True) for part in PARTS[1:]))}
+STEPS = {
+    step.work: step for step in (*workloads(quick=True), *(long_workloads(part, quick=True) for part in PARTS[1:]))
+}
 WAYS = [(work, way.client) for work in STEPS for way in MQ.ways(work)]
 
 

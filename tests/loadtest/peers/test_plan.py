@@ -6,7 +6,7 @@ from collections import Counter
 
 from loadtest.peers.mq import PEERS
 from loadtest.peers.peer import Durability
-from loadtest.peers.plan import PARTS, long_turns, long_works, options_of, sizes, turns, works
+from loadtest.peers.plan import PARTS, long_turns, long_workloads, options_of, sizes, turns, workloads
 from loadtest.peers.registry import MODULES
 from loadtest.peers.report import LINES, OURS
 from tests.loadtest.peers.sleepers import Sleeper
@@ -52,25 +52,27 @@ def test_long_works_come_once_ours_at_every_level_and_a_peers_at_its_loosest() -
         ("restart", "mq", "flushed"),
         ("restart", "mq", "written"),
     ]
-    assert {name for name, _, _ in found} == {long_works(part, quick=True).name for part in PARTS[1:]}
-    assert not list(long_turns(TWO, ["works"], quick=False))
+    assert {name for name, _, _ in found} == {long_workloads(part, quick=True).name for part in PARTS[1:]}
+    assert not list(long_turns(TWO, ["workloads"], quick=False))
 
 
 def test_a_full_run_has_steady_states_of_five_seconds_and_a_quick_one_the_same_steps() -> None:
-    quick, full = works(quick=True), works(quick=False)
+    quick, full = workloads(quick=True), workloads(quick=False)
     assert [step.name for step in quick] == [step.name for step in full]
     assert all(step.options["duration_s"] >= 5 for step in full if step.work != "delayed")
     assert sizes(PARTS, quick=True).keys() == sizes(PARTS, quick=False).keys()
 
 
 def test_a_peer_accepts_delayed_records_as_fast_as_it_says() -> None:
-    step = next(step for step in works(quick=False) if step.work == "delayed")
+    step = next(step for step in workloads(quick=False) if step.work == "delayed")
     assert options_of(step, TWO["other"])["accepted_per_s"] == TWO["other"].delays_per_s
-    assert options_of(long_works("delayed", quick=False), TWO["other"])["accepted_per_s"] == 20_000
+    assert options_of(long_workloads("delayed", quick=False), TWO["other"])["accepted_per_s"] == 20_000
 
 
 def test_every_table_names_a_row_of_ours_that_is_measured() -> None:
-    steps = {step.name: step.work for step in (*works(quick=True), *(long_works(p, quick=True) for p in PARTS[1:]))}
+    steps = {
+        step.name: step.work for step in (*workloads(quick=True), *(long_workloads(p, quick=True) for p in PARTS[1:]))
+    }
     for line in LINES:
         assert line.ours in [way.client for way in PEERS[0].ways(steps[line.step])], line.title
     assert {line.step for line in LINES} == steps.keys()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from loadtest.peers.plan import PARTS, long_works, works
+from loadtest.peers.plan import PARTS, long_workloads, workloads
 from loadtest.peers.registry import MODULES, peer_of
 
-WORKS = {step.work for step in (*works(quick=True), *(long_works(part, quick=True) for part in PARTS[1:]))}
+WORKS = {step.work for step in (*workloads(quick=True), *(long_workloads(part, quick=True) for part in PARTS[1:]))}
 
 
 @pytest.mark.parametrize("name", list(MODULES))

@@ -18,7 +18,7 @@ from loadtest.peers.runs import OtherPlan, Runs
 from loadtest.peers.session import Result
 from tests.loadtest.peers.sleepers import WRITTEN, Sleeper
 
-ABOUT = {"rounds": 2, "quick": True, "parts": ["works"], "steps": {}, "peers": {}, "versions": {"python": "3"}}
+ABOUT = {"rounds": 2, "quick": True, "parts": ["workloads"], "steps": {}, "peers": {}, "versions": {"python": "3"}}
 WINDOW = {"started_at": "now", "load_average": 0, "commit": "c"}
 ONE = Turn(0, Step("batched", "batched", {"duration_s": 5}), Row("mq, or so", WRITTEN, "aiohttp, JSON"))
 
@@ -62,9 +62,9 @@ def test_parts_may_be_added_and_none_is_given_up(tmp_path: Path) -> None:
     runs = Runs(tmp_path)
     runs.resume(ABOUT, WINDOW)
     runs.resume({**ABOUT, "parts": ["restart"], "steps": {"restart": {"byte_count": 1}}}, WINDOW)
-    assert runs.parts == ["works", "restart"]
+    assert runs.parts == ["workloads", "restart"]
     runs.resume(ABOUT, WINDOW)
-    assert runs.parts == ["works", "restart"]
+    assert runs.parts == ["workloads", "restart"]
     assert about_of(runs)["steps"] == {"restart": {"byte_count": 1}}
 
 
@@ -160,11 +160,14 @@ def test_nothing_is_started_when_all_is_there(tmp_path: Path, monkeypatch: pytes
 
 
 def test_what_is_not_asked_for_is_everything_and_a_quick_run_leaves_the_documents_alone() -> None:
-    plain, quick = main.options_of([]), main.options_of(["--quick", "--peers", "mq; kafka", "--parts", "topics; works"])
+    plain, quick = (
+        main.options_of([]),
+        main.options_of(["--quick", "--peers", "mq; kafka", "--parts", "topics; workloads"]),
+    )
     assert (plain.peers, plain.parts) == (list(MODULES), list(PARTS))
     assert plain.out.parts[-2:] == ("docs", "benchmarks")
-    assert (quick.peers, quick.parts) == (["mq", "kafka"], ["works", "topics"])
-    assert main.options_of(["--quick"]).parts == ["works", "topics", "delayed"], "a restart needs a large log"
+    assert (quick.peers, quick.parts) == (["mq", "kafka"], ["workloads", "topics"])
+    assert main.options_of(["--quick"]).parts == ["workloads", "topics", "delayed"], "a restart needs a large log"
     assert "docs" not in quick.out.parts
     assert plain.runs != quick.runs
     with pytest.raises(SystemExit):

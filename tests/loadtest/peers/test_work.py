@@ -1,4 +1,4 @@
-"""The works of the scoreboard, done by a client in memory: they count right, and what is wrong is a failure."""
+"""The workloads of the scoreboard, done by a client in memory: they count right, and what is wrong is a failure."""
 
 from __future__ import annotations
 

@@ -1,22 +1,26 @@
-/** Which brokers there are, and on which each partition's records lie. Read-only. */
+/** Which brokers there are, on which each partition's records lie, what moves; and moving it. */
 import type { JSX } from "preact";
 import { useState } from "preact/hooks";
-import { get, query } from "../api.js";
-import { count, duration, plural, time } from "../format.js";
-import { denied } from "../rights.js";
-import { usePages, useResource } from "../resource.js";
+import { get, path, query, send } from "../api.js";
+import { count, duration, plural, relative, time } from "../format.js";
+import { denied, firstDenied } from "../rights.js";
+import { type Pages, type Resource, usePages, useResource } from "../resource.js";
 import { place, setQuery } from "../router.js";
-import { Button, Empty, Field, State, TextInput, Waiting } from "../ui/basics.js";
+import { Button, Dialog, Empty, ErrorNote, Field, Select, State, TextInput, type Tone, Waiting, now, tell, useDoing } from "../ui/basics.js";
 import { List, type Column } from "../ui/list.js";
+import { Drain } from "./brokers_drain.js";
 
-interface Broker {
+export interface Broker {
   broker: string;
-  kind: string;
-  state: "up" | "avoided" | "stopped";
+  /** Of the node that is asked, or of another one. */
+  kind: "embedded" | "peer";
+  state: "up" | "avoided" | "stopped" | "offline" | "draining";
   reasons: string[];
   latency_ms: number | null;
   excluded_until_ms: number | null;
   partitions: number;
+  url: string | null;
+  room: string | null;
 }
 
 interface Segment {
@@ -29,49 +33,147 @@ interface Segment {
 interface Route {
   topic: string;
   partition: number;
-  owner: string | null;
+  owner: string;
   segments: Segment[];
+  moves_to: string | null;
+}
+
+const STEPS = ["warm", "intent", "seal", "commit"] as const;
+
+interface Move {
+  topic: string;
+  partition: number;
+  source: string;
+  to: string;
+  step: (typeof STEPS)[number];
+  since_ms: number;
 }
 
 const REFRESH_MS = 5000;
+const MOVES_REFRESH_MS = 1000;
 const PAGE_ROWS = 200;
+const TONES: Record<Broker["state"], Tone> = { up: "ok", avoided: "warn", draining: "accent", stopped: "error", offline: "error" };
+
+export const move = (topic: string, partition: number, to: string) => send<Route>("POST", path`mq/v1/topics/${topic}/partitions/${partition}/move`, { to });
 
 export function BrokersPage(): JSX.Element {
   const right = denied("operate");
   return (
     <>
       <div class="head"><h1>Brokers and routes</h1></div>
-      {right === null ? <><Brokers /><Routes /></> : <Empty>{right} Brokers and routes are for operators.</Empty>}
+      {right === null ? <Seen /> : <Empty>{right} Brokers and routes are for operators.</Empty>}
     </>
   );
 }
 
-function Brokers(): JSX.Element {
-  const found = useResource<{ brokers: Broker[] }>("brokers", (signal) => get("mq/v1/brokers", signal), REFRESH_MS);
-  if (found.data === null) return <Waiting error={found.error} retry={found.reload} />;
+function Seen(): JSX.Element {
+  const brokers = useResource<{ brokers: Broker[] }>("brokers", (signal) => get("mq/v1/brokers", signal), REFRESH_MS);
+  const topic = place.value.query.get("topic") ?? "";
+  const routes = usePages<Route>(topic, async (cursor, signal) => {
+    const answer = await get<{ partitions: Route[]; next_cursor: string | null; total: number | null }>("mq/v1/routes" + query({ topic, cursor, limit: PAGE_ROWS }), signal);
+    return { rows: answer.partitions, next: answer.next_cursor, total: answer.total };
+  }, REFRESH_MS);
+  const reload = () => {
+    brokers.reload();
+    routes.reload();
+  };
+  if (brokers.data === null) return <Waiting error={brokers.error} retry={brokers.reload} />;
+  const known = brokers.data.brokers;
   return (
-    <div class={`scroll-x${found.error?.isUnreachable === true ? " stale" : ""}`} tabIndex={0} role="region" aria-label="Brokers">
-      <table class="small-table">
-        <thead>
-          <tr>
-            <th scope="col">Broker</th><th scope="col">Kind</th><th scope="col">State</th><th scope="col" class="end">Latency</th>
-            <th scope="col">Avoided until</th><th scope="col" class="end">Partitions</th>
-          </tr>
-        </thead>
-        <tbody>
-          {found.data.brokers.map((broker) => (
-            <tr key={broker.broker}>
-              <th scope="row">{broker.broker}</th>
-              <td>{broker.kind}</td>
-              <td><State tone={broker.state === "up" ? "ok" : broker.state === "avoided" ? "warn" : "error"}>{broker.state}</State> {broker.reasons.join("; ")}</td>
-              <td class="end">{duration(broker.latency_ms)}</td>
-              <td>{broker.excluded_until_ms === null ? "–" : time(broker.excluded_until_ms)}</td>
-              <td class="end">{count(broker.partitions)}</td>
+    <>
+      <Brokers found={brokers} reload={reload} />
+      {known.length > 1 && <Moves brokers={known} reload={reload} />}
+      <Routes topic={topic} pages={routes} brokers={known} reload={reload} />
+    </>
+  );
+}
+
+/** Why nothing can be moved from or to here; null: it can. */
+function alone(brokers: Broker[]): string | null {
+  return firstDenied(denied("operate"), brokers.length > 1 ? null : "This server is alone: there is no other broker. See docs/cluster.md.");
+}
+
+function Brokers(props: { found: Resource<{ brokers: Broker[] }>; reload: () => void }): JSX.Element {
+  const { found } = props;
+  const [changing, setChanging] = useState<{ name: string; isDraining: boolean } | null>(null);
+  const brokers = found.data!.brokers;
+  const rooms = brokers.some(({ room }) => room !== null);
+  return (
+    <>
+      <div class={`scroll-x${found.error?.isUnreachable === true ? " stale" : ""}`} tabIndex={0} role="region" aria-label="Brokers">
+        <table class="small-table">
+          <thead>
+            <tr>
+              <th scope="col">Broker</th><th scope="col">Kind</th>{rooms && <th scope="col">Room</th>}<th scope="col">State</th>
+              <th scope="col" class="end">Latency</th><th scope="col">Avoided until</th><th scope="col" class="end">Partitions</th><th scope="col">Change</th>
             </tr>
-          ))}
-        </tbody>
-      </table>
-    </div>
+          </thead>
+          <tbody>
+            {brokers.map((broker) => (
+              <tr key={broker.broker}>
+                <th scope="row">{broker.broker}{broker.kind === "embedded" && brokers.length > 1 && <span class="muted small"> asked here</span>}</th>
+                <td title={broker.url ?? undefined}>{broker.kind}</td>
+                {rooms && <td>{broker.room ?? "–"}</td>}
+                <td class="wrap"><State tone={TONES[broker.state]}>{broker.state}</State> {broker.reasons.join("; ")}</td>
+                <td class="end">{duration(broker.latency_ms)}</td>
+                <td class="tight">{broker.excluded_until_ms === null ? "–" : time(broker.excluded_until_ms)}</td>
+                <td class="end">{count(broker.partitions)}</td>
+                <td class="row-actions">
+                  <Button reason={firstDenied(alone(brokers), broker.state === "draining" && broker.partitions === 0 ? "It has no partition, and none begins on it." : null)} label={`Drain ${broker.broker}`} onClick={() => setChanging({ name: broker.broker, isDraining: true })}>Drain…</Button>
+                  <Button reason={firstDenied(alone(brokers), broker.state === "offline" || broker.state === "stopped" ? `It is ${broker.state}.` : null)} label={`Add ${broker.broker}`} onClick={() => setChanging({ name: broker.broker, isDraining: false })}>Add…</Button>
+                </td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
+      {changing !== null && <Drain name={changing.name} isDraining={changing.isDraining} onChanged={props.reload} onClose={() => setChanging(null)} />}
+    </>
+  );
+}
+
+/** Moves that are under way, and which step each is at. */
+function Moves(props: { brokers: Broker[]; reload: () => void }): JSX.Element | null {
+  const found = useResource<{ moves: Move[]; total: number }>("moves", (signal) => get("mq/v1/moves", signal), MOVES_REFRESH_MS);
+  const doing = useDoing();
+  const back = async (row: Move) => {
+    await move(row.topic, row.partition, row.source);
+    tell(`${row.topic}/${row.partition} is on ${row.source}.`);
+    props.reload();
+  };
+  const moves = found.data?.moves ?? [];
+  return (
+    <section aria-label="Moves">
+      <h2>Moves in progress {found.data !== null && <span class="muted small" role="status">{found.data.total === 0 ? "none" : count(found.data.total)}</span>}</h2>
+      <ErrorNote error={doing.error} />
+      {moves.length > 0 && (
+        <div class="scroll-x" tabIndex={0} role="region" aria-label="Moves in progress">
+          <table class="small-table">
+            <thead><tr><th scope="col">Partition</th><th scope="col">From, to</th><th scope="col">Step</th><th scope="col">Since</th><th scope="col">Call off</th></tr></thead>
+            <tbody>
+              {moves.map((row) => (
+                <tr key={`${row.topic}/${row.partition}`}>
+                  <th scope="row">{row.topic}/{row.partition}</th>
+                  <td class="tight">{row.source} → {row.to}</td>
+                  <td><Steps step={row.step} /></td>
+                  <td class="tight">{relative(row.since_ms, Math.max(now.value, row.since_ms))}</td>
+                  <td><Button reason={denied("operate")} busy={doing.isBusy} onClick={() => void doing.run(() => back(row))}>Back to {row.source}</Button></td>
+                </tr>
+              ))}
+            </tbody>
+          </table>
+        </div>
+      )}
+    </section>
+  );
+}
+
+function Steps(props: { step: Move["step"] }): JSX.Element {
+  const at = STEPS.indexOf(props.step);
+  return (
+    <span class="steps">
+      {STEPS.map((step, index) => <span key={step} class={index === at ? "at" : "muted"} aria-current={index === at ? "step" : undefined}>{step}{index < at ? " ✓" : index === at ? " …" : ""}</span>)}
+    </span>
   );
 }
 
@@ -97,30 +199,67 @@ function Bar(props: { segments: Segment[] }): JSX.Element {
 
 const COLUMNS: Column<Route>[] = [
   { name: "Partition", width: "1fr", cell: (row) => `${row.topic}/${row.partition}` },
-  { name: "Owner", width: "100px", wide: true, cell: (row) => row.owner ?? <State tone="error">nobody</State> },
-  { name: "Segments: logical offsets by broker", width: "3fr", cell: (row) => <Bar segments={row.segments} /> },
+  { name: "Owner", width: "100px", wide: true, cell: (row) => row.owner },
+  {
+    name: "Segments: logical offsets by broker", width: "3fr",
+    cell: (row) => <span class="route"><Bar segments={row.segments} />{row.moves_to !== null && <State tone="accent">to {row.moves_to}</State>}</span>,
+  },
 ];
 
-function Routes(): JSX.Element {
-  const topic = place.value.query.get("topic") ?? "";
+function Routes(props: { topic: string; pages: Pages<Route>; brokers: Broker[]; reload: () => void }): JSX.Element {
+  const { topic, pages, brokers } = props;
   const [field, setField] = useState(topic);
-  const pages = usePages<Route>(topic, async (cursor, signal) => {
-    const answer = await get<{ partitions: Route[]; next_cursor: string | null; total: number | null }>("mq/v1/routes" + query({ topic, cursor, limit: PAGE_ROWS }), signal);
-    return { rows: answer.partitions, next: answer.next_cursor, total: answer.total };
-  }, REFRESH_MS);
+  const [moving, setMoving] = useState<Route | null>(null);
+  const reason = alone(brokers);
+  const columns: Column<Route>[] = [...COLUMNS, {
+    name: "Move", width: "84px", cell: (row) => <Button kind="quiet" reason={reason} label={`Move ${row.topic}/${row.partition}`} onClick={() => setMoving(row)}>Move…</Button>,
+  }];
   return (
-    <>
+    <section aria-label="Partitions">
+      <h2>Partitions</h2>
       <form class="bar" onSubmit={(event) => {
         event.preventDefault();
         setQuery({ topic: field });
       }}>
-        <Field label="Partitions of topic" wide><TextInput search value={field} onInput={setField} placeholder="all" /></Field>
+        <Field label="Of topic" wide><TextInput search value={field} onInput={setField} placeholder="all" /></Field>
         <Button type="submit">Show</Button>
         <span class="muted small push" role="status">{pages.total === null ? "" : plural(pages.total, "partition")}</span>
       </form>
       {pages.at === 0 ? <Waiting error={pages.error} retry={pages.reload} />
-        : pages.rows.length === 0 ? <Empty>There is no such partition.</Empty>
-        : <List label="Routes" columns={COLUMNS} rows={pages.rows} id={(row) => `${row.topic}/${row.partition}`} total={pages.total} onEnd={pages.more} isStale={pages.error?.isUnreachable === true} />}
-    </>
+        : pages.rows.length === 0 ? <Empty>There is no partition yet.</Empty>
+        : <List label="Routes" columns={columns} rows={pages.rows} id={(row) => `${row.topic}/${row.partition}`} total={pages.total} onEnd={pages.more} isStale={pages.error?.isUnreachable === true} />}
+      {moving !== null && <MoveDialog route={moving} brokers={brokers} onClose={() => setMoving(null)} onDone={props.reload} />}
+    </section>
+  );
+}
+
+function MoveDialog(props: { route: Route; brokers: Broker[]; onClose: () => void; onDone: () => void }): JSX.Element {
+  const { topic, partition, owner } = props.route;
+  const others = props.brokers.filter(({ broker }) => broker !== owner);
+  const [to, setTo] = useState(others.find(({ state }) => state === "up")?.broker ?? others[0]?.broker ?? "");
+  const doing = useDoing();
+  const act = async () => {
+    await move(topic, partition, to);
+    tell(`${topic}/${partition} is on ${to}.`);
+    props.onDone();
+  };
+  return (
+    <Dialog title={`Move ${topic}/${partition}`} onClose={props.onClose}>
+      <form class="form" onSubmit={(event) => {
+        event.preventDefault();
+        if (!doing.isBusy) void doing.run(act).then((isDone) => isDone && props.onClose());
+      }}>
+        <div class="prose">
+          <p>New records go to the broker you choose. Those that are stored stay on {owner} until they expire, and are read from there: nothing is copied, offsets go on without a gap.
+            Sends to the partition wait for some milliseconds.</p>
+        </div>
+        <Field label="To"><Select value={to} options={others.map(({ broker, state }) => [broker, state === "up" ? broker : `${broker} (${state})`] as const)} onChange={setTo} /></Field>
+        <ErrorNote error={doing.error} />
+        <div class="actions">
+          <Button kind="quiet" onClick={props.onClose}>Cancel</Button>
+          <Button kind="main" type="submit" reason={denied("operate")} busy={doing.isBusy}>Move</Button>
+        </div>
+      </form>
+    </Dialog>
   );
 }

@@ -15,7 +15,8 @@ from pyspark.sql import SparkSession
 def main(address: str, source: str, sink: str, checkpoint: str, jars: str) -> None:
     """Copy for ever; each micro-batch prints how many records it had."""
     pyspark_mq.prepare()
-    builder = SparkSession.builder.master("local[2]").config("spark.jars", jars).config("spark.ui.enabled", "false")
+    builder = SparkSession.builder.master("local-cluster[2,1,1024]").config("spark.jars", jars)
+    builder = builder.config("spark.ui.enabled", "false").config("spark.executor.memory", "512m")
     spark = builder.config("spark.sql.shuffle.partitions", "2").getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     known = spark.read.format("kafka").options(**{"kafka.bootstrap.servers": address, "subscribe": source}).load()

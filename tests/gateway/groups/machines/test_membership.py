@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from typing import cast
 
@@ -103,6 +104,23 @@ def test_a_partition_moves_by_revoke_drain_and_assign(group: Group) -> None:
         group.machine.check_owner("m1", group.machine.generation, [P1])
     group.machine.check_owner("m1", first, [P0])  # which never moved
     group.machine.check_owner("m2", group.machine.generation, [P1])
+
+
+def test_hundreds_that_go_together_cost_what_each_has_and_not_what_the_group_has() -> None:
+    """Each that left looked at every partition three times: with these numbers two seconds of the event loop."""
+    members, wide = 1_000, FakeTopic("orders", 16, 10_000)
+    group = Group(Averagely())
+    group.topics = [wide]
+    joins = [Join(f"m{number:04d}", WANTS, None, None, b"") for number in range(members)]
+    events, _ = group.machine.decide_joins(joins, [wide])
+    generation = group.do(events) and group.machine.generation
+    left = [MemberLeft("g", f"m{number:04d}", "left") for number in range(members - 1)]
+    began_s = time.thread_time()
+    group.do(left)
+    assert time.thread_time() - began_s < 0.3
+    assert group.assigned("m0999") == wide.every()[-10:]
+    assert group.machine.share("m0999").generation == generation
+    assert group.machine.assigned_count == 10
 
 
 def test_only_what_is_revoked_can_be_released(group: Group) -> None:

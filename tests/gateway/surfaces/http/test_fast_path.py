@@ -19,6 +19,7 @@ from aiohttp.base_protocol import BaseProtocol
 from aiohttp.http_parser import HttpRequestParser, RawRequestMessage
 
 from gateway.api.producer import Begun, Producer
+from gateway.brokers.base import AnswerLost
 from gateway.codec.records import ProduceRecord
 from gateway.main.listener import fast_path_of
 from gateway.main.tls import ServerTls
@@ -486,6 +487,42 @@ async def test_each_request_of_a_batch_that_fails_is_answered_by_the_ordinary_wa
         for _, writer in made:
             writer.close()
     assert broker.stored_count == 4
+
+
+async def test_what_another_node_may_have_stored_is_not_sent_again(slow: Slow) -> None:
+    """A batch of records, and a raw batch: each request is told what the ordinary way would tell of such an error."""
+    gateway, broker, held = slow
+    sent = [[request()] * 3, [request(BATCH, content_type=BATCH_TYPE)]]
+    async with served(gateway) as port:
+        made = [await warmed(port) for _ in range(3)]
+        for requests in sent:
+            for (_, writer), one in zip(made, requests, strict=False):
+                writer.write(one)
+            await held.next()
+            assert len(held.begun) == 1
+            held.fail(AnswerLost("lost"))
+            answers = [await answer(reader) for reader, _ in made[: len(requests)]]
+            broker.error = AnswerLost("lost")
+            made[0][1].write(request(ONE, ORDINARY))
+            ordinary, body = await answer(made[0][0])
+            broker.error = None
+            for head, own in answers:
+                assert _without_ids(head) == _without_ids(ordinary)
+                assert own.partition(b'"request_id"')[0] == body.partition(b'"request_id"')[0]
+                assert head[9:12] == "503"
+        for _, writer in made:
+            writer.close()
+    assert (broker.stored_count, held.begun) == (3, []), "of the warm ones alone"
+    assert gateway.stats.routes["produce"].statuses == {200: 3, 503: 6}
+
+
+def _without_ids(head: str) -> set[str]:
+    """The lines of a head, but for those that differ always; the length differs with the request's id."""
+    return {
+        line
+        for line in head.split("\r\n")
+        if line and line.split(":")[0] not in ("X-Request-Id", "Date", "Content-Length")
+    }
 
 
 async def test_an_answer_that_cannot_be_given_is_one_connections_alone(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
+from gateway.cluster.mover import Move
 from gateway.routing.table import RouteTable, Segment
 from gateway.surfaces.http.context import Gateway
 from store.types import QueueKey
@@ -20,7 +23,7 @@ async def ask(client: Client, path: str) -> Any:
 
 async def test_brokers_say_how_they_are(client: Client, gateway: Gateway, broker: FakeBroker) -> None:
     (row,) = (await ask(client, "/brokers"))["brokers"]
-    idle = {"broker": "local", "kind": "embedded", "url": None, "reasons": [], "partitions": 4}
+    idle = {"broker": "local", "kind": "embedded", "url": None, "reasons": [], "partitions": 4, "room": None}
     assert row == {**idle, "state": "up", "latency_ms": None, "excluded_until_ms": None}
     assert (await client.post("/topics/orders", json={"records": [{"value": "MQ=="}]})).status == 200
     (row,) = (await ask(client, "/brokers"))["brokers"]
@@ -42,6 +45,58 @@ async def test_a_server_that_is_alone_has_nowhere_to_move_partitions(client: Cli
     assert (await client.patch("/mq/v1/brokers/local", json={"draining": 1})).status == 422
     assert len((await ask(client, "/topics/orders/routes?limit=3"))["partitions"]) == 3
     assert await ask(client, "/topics/nothing/routes") == 40401
+
+
+class FakeCluster:
+    """A node of a cluster of three, one of which is away, with three moves."""
+
+    name = "local"
+    members: Mapping[str, object] = MappingProxyType(
+        {
+            name: SimpleNamespace(name=name, draining=name == "n3", url=f"http://{name}")
+            for name in ("local", "n2", "n3", "n4")
+        }
+    )
+
+    def is_there(self, name: str) -> bool:
+        return name != "n4"
+
+    def moves(self) -> dict[tuple[int, int], Move]:
+        topic_ids = ((16, 1), (16, 2), (99, 0), (16, 3))
+        return {at: Move("local", "n2", "seal", 1_700_000_000_000 + at[1]) for at in topic_ids}
+
+
+async def test_moves_under_way_and_plans(client: Client, gateway: Gateway) -> None:
+    assert await ask(client, "/moves") == {"moves": [], "next_cursor": None, "total": 0}
+    assert await ask(client, "/brokers/local/plan?draining=true") == 409, "there is no other broker"
+    assert await ask(client, "/brokers/local/plan?draining=false") == {"moves": [], "total": 0}
+    object.__setattr__(gateway, "cluster", FakeCluster())
+    first = await ask(client, "/moves?limit=2")
+    assert first["total"] == 3, "a topic that is gone has none"
+    assert first["moves"][0] == {
+        "topic": "orders", "partition": 1, "source": "local", "to": "n2", "step": "seal", "since_ms": 1_700_000_000_001,
+    }  # fmt: skip
+    second = await ask(client, f"/moves?limit=2&cursor={first['next_cursor']}")
+    assert [row["partition"] for row in (*first["moves"], *second["moves"])] == [1, 2, 3]
+    assert second["next_cursor"] is None
+    rows = (await ask(client, "/routes"))["partitions"]
+    assert [row["moves_to"] for row in rows] == [None, "n2", "n2", "n2"]
+    assert [row["segments"][-1]["state"] for row in rows] == ["open", "moving", "moving", "moving"]
+    brokers = [(row["broker"], row["kind"], row["state"]) for row in (await ask(client, "/brokers"))["brokers"]]
+    assert brokers == [
+        ("local", "embedded", "up"), ("n2", "peer", "up"), ("n3", "peer", "draining"), ("n4", "peer", "offline"),
+    ]  # fmt: skip
+    drain = await ask(client, "/brokers/local/plan?draining=true&limit=3")
+    assert drain["total"] == 4
+    assert drain["moves"] == [
+        {"topic": "orders", "partition": number, "source": "local", "to": "n2"} for number in range(3)
+    ]
+    share = await ask(client, "/brokers/n3/plan?draining=0")
+    assert [(row["source"], row["to"]) for row in share["moves"]] == [("local", "n3")]
+    assert await ask(client, "/brokers/n4/plan?draining=0") == 409
+    assert await ask(client, "/brokers/n9/plan?draining=1") == 404
+    for path in ("/brokers/local/plan", "/brokers/local/plan?draining=yes", "/moves?limit=201"):
+        assert await ask(client, path) in (422, 42253), path
 
 
 async def test_partitions_are_chains_of_segments(client: Client, gateway: Gateway, broker: FakeBroker) -> None:
@@ -70,6 +125,7 @@ async def test_partitions_are_chains_of_segments(client: Client, gateway: Gatewa
         "topic": "orders",
         "partition": 1,
         "owner": "other",
+        "moves_to": None,
         "segments": [
             {"broker": "local", "first_offset": 0, "end_offset": 100, "state": "sealed"},
             {"broker": "other", "first_offset": 100, "end_offset": None, "state": "open"},

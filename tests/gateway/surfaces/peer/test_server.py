@@ -28,6 +28,7 @@ from store.errors import (
     Overloaded,
     RecordTooLarge,
     SealedQueue,
+    StoreStopped,
     UnknownQueue,
 )
 from store.limits import PARTITIONS_MAX
@@ -264,6 +265,22 @@ async def test_a_node_that_is_not_there_has_stored_nothing_and_one_that_goes_awa
             await peer.append([append_of(QueueKey(16, 0), [b"a"])], acks=Acks.FLUSHED)
         with pytest.raises(BrokerUnreachable):
             await peer.bounds(QueueKey(16, 0))
+
+
+async def test_a_store_that_has_stopped_is_told_as_another_nodes(made: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """StoreStopped would have the timer, and recurring schedules, of this node stop for good."""
+
+    def stopped(*_: object, **__: object) -> None:
+        raise StoreStopped("a disk has failed")
+
+    for operation in ("begin_append", "schedule", "seal_queue"):
+        monkeypatch.setattr(made.local, operation, stopped)
+    append = append_of(made.queue, [b"a"])
+    for send in (made.peer.append([append], acks=Acks.FLUSHED), made.peer.schedule(append, acks=Acks.FLUSHED)):
+        with pytest.raises(AnswerLost, match="a disk has failed"):
+            await send
+    with pytest.raises(BrokerUnreachable):
+        await made.peer.seal_queue(made.queue)
 
 
 async def test_what_waits_for_a_peer_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,8 +20,8 @@ from gateway.surfaces.ws.session import Session
 from gateway.surfaces.ws.sessions import Sessions
 from tests import contract
 from tests.gateway.fake_broker import FakeBroker
-from tests.gateway.surfaces.ws.fake_groups import FakeGroups
 from tests.gateway.surfaces.ws.memory import memory_gateway
+from tests.gateway.surfaces.ws.scripted_groups import ScriptedGroups
 from tests.waiting import PATIENCE_S, until
 
 Frame = dict[str, Any]
@@ -33,7 +33,7 @@ class Server:
     def __init__(self, topics: dict[str, int], **options: Any) -> None:
         self.gateway, self.broker = memory_gateway(topics, **options)
         self.routes = self.gateway.routes_table
-        self.groups = FakeGroups(self.routes, self.gateway.consumer, self.gateway.clock.now_ms())
+        self.groups = ScriptedGroups(self.routes, self.gateway.consumer, self.gateway.clock.now_ms())
         self.gateway = replace(self.gateway, groups=self.groups)
         self.sessions = Sessions(self.gateway)
 

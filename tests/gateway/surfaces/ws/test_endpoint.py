@@ -26,8 +26,8 @@ from gateway.surfaces.ws.protocol import SUBPROTOCOL, binary_frame, split_binary
 from store.record_batch import Record, encode
 from tests.clock import START_MS
 from tests.gateway.fake_broker import FakeBroker
-from tests.gateway.surfaces.ws.fake_groups import FakeGroups
 from tests.gateway.surfaces.ws.memory import memory_gateway
+from tests.gateway.surfaces.ws.scripted_groups import ScriptedGroups
 from tests.waiting import PATIENCE_S, until
 
 Frame = dict[str, Any]
@@ -112,8 +112,8 @@ async def start() -> AsyncIterator[Start]:
         await server.close()
 
 
-def fake_groups(gateway: Gateway) -> FakeGroups:
-    return FakeGroups(gateway.routes_table, gateway.consumer, START_MS)
+def fake_groups(gateway: Gateway) -> ScriptedGroups:
+    return ScriptedGroups(gateway.routes_table, gateway.consumer, START_MS)
 
 
 async def sockets_closed(gateway: Gateway) -> None:

@@ -17,8 +17,8 @@ from gateway.main.application import build_application
 from gateway.surfaces.ws.protocol import split_binary
 from store import record_batch
 from tests import contract
-from tests.gateway.surfaces.ws.fake_groups import FakeGroups
 from tests.gateway.surfaces.ws.memory import memory_gateway
+from tests.gateway.surfaces.ws.scripted_groups import ScriptedGroups
 
 Frame = dict[str, Any]
 
@@ -144,7 +144,7 @@ class Wire:
 async def wired(topics: dict[str, int]) -> AsyncIterator[Wire]:
     """A server over a memory broker with these topics, on a free port."""
     gateway, _ = memory_gateway(topics)
-    gateway = replace(gateway, groups=FakeGroups(gateway.routes_table, gateway.consumer, gateway.clock.now_ms()))
+    gateway = replace(gateway, groups=ScriptedGroups(gateway.routes_table, gateway.consumer, gateway.clock.now_ms()))
     server = TestServer(build_application(gateway))
     await server.start_server()
     try:

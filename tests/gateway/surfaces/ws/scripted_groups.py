@@ -1,7 +1,10 @@
-"""A group coordinator in memory: the test says who owns what; leases are numbers, and time stands still.
+"""Consumer groups for tests of sockets: the test sets who owns what, leases are numbered, time does not pass.
 
-It has no rule of its own beyond what sockets rely on: shares change when told, commits of a stale member are refused,
-a record is on lease to one receipt at a time.
+`tests.gateway.fake_groups` is the fake with the real membership machine. This one is not built on it: these tests set
+shares that no machine would decide at that moment (a partition lost while it drains, a member that is put out between
+two frames), and they count generations and receipts. One class for both would have each method twice. Its rules are
+those that sockets rely on: shares change when told, commits of a stale member are refused, a record is leased to one
+receipt at a time.
 """
 
 from __future__ import annotations
@@ -26,11 +29,8 @@ from gateway.groups.protocol import (
     GroupView,
     MemberKey,
     OffsetCommit,
-    PartitionLag,
-    PlannedMove,
     Receive,
     Received,
-    ResetTo,
     Settled,
     StartSpec,
     TopicPartition,
@@ -54,7 +54,7 @@ class OnLease:
     until_ms: int
 
 
-class FakeGroups:
+class ScriptedGroups:
     """One group, whatever it is called. `assign` and `revoke` are the test's rebalance."""
 
     def __init__(self, routes: RouteTable, consumer: Consumer, now_ms: int) -> None:
@@ -133,9 +133,6 @@ class FakeGroups:
 
     async def configure(self, group: str, changes: Mapping[str, object]) -> GroupConfig:
         return self.settings
-
-    async def delete(self, group: str) -> None:
-        raise NotImplementedError
 
     async def follow(self, group: str, wish: Subscription) -> None:
         self.followed.append(wish)
@@ -225,21 +222,6 @@ class FakeGroups:
         self.commits.append(list(commits))
         self.offsets.update({TopicPartition(one.topic, one.partition): one.offset for one in commits})
 
-    async def lag(self, group: str, topics: Sequence[str] | None = None) -> list[PartitionLag]:
-        raise NotImplementedError
-
-    async def reset(
-        self,
-        group: str,
-        topic: str,
-        to: ResetTo,
-        *,
-        partitions: Sequence[int] | None = None,
-        dry_run: bool = False,
-        force: bool = False,
-    ) -> list[PlannedMove]:
-        raise NotImplementedError
-
     # The protocol: queue mode
 
     async def receive(self, group: str, request: Receive) -> Received:
@@ -302,9 +284,6 @@ class FakeGroups:
             answers.append(Settled(receipt, True) if receipt in self.acked else settled)
         return answers
 
-    async def ack_up_to(self, group: str, partition: TopicPartition, offset: int) -> int:
-        raise NotImplementedError
-
     async def nack(
         self, group: str, receipts: Sequence[str], *, delay_ms: int | None = None, reason: str = ""
     ) -> list[Settled]:
@@ -345,11 +324,5 @@ class FakeGroups:
             answers.append(Settled(settled.receipt, True, new_receipt=receipt))
         return answers
 
-    async def redrive(self, group: str, max_messages: int) -> int:
-        raise NotImplementedError
-
     def documents(self, group: str | None = None, prefix: str = "") -> list[tuple[str, str, bytes]]:
         return []
-
-    async def put_document(self, group: str, key: str, content: bytes | None, *, flushed: bool = False) -> None:
-        raise NotImplementedError

@@ -1,0 +1,165 @@
+"""gateway/surfaces/http/forwarding.py beside a node that is a plain aiohttp server: how answers are passed back. Whose
+a request is, and real nodes: tests/gateway/cluster/test_served.py."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
+
+import aiohttp
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from gateway.api.cluster import Cluster
+from gateway.errors import OVERLOADED
+from gateway.surfaces.http.answer_memory import SMALL_BYTES
+from gateway.surfaces.http.context import Gateway
+from gateway.surfaces.http.forwarding import AHEAD_BYTES_MAX, FORWARDED, Forwarder
+from store.limits import MiB
+from tests.clock import FakeClock
+from tests.contract import stubbed
+from tests.gateway.fake_broker import fake_gateway
+from tests.gateway.security.kit import served
+from tests.waiting import PATIENCE_S
+
+PATH = "/mq/v1/groups/g/leases"
+RECEIVE = "/mq/v1/groups/g/messages:receive"
+KERNEL_BYTES_MAX = 16 * MiB
+"""What the socket buffers of two connections on one machine may hold."""
+
+Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@asynccontextmanager
+async def forwarding_to(answer: Answer) -> AsyncIterator[tuple[Gateway, str]]:
+    """A gateway whose every group belongs to another node, which answers so; and its URL."""
+    node = web.Application()
+    node.router.add_route("*", "/{path:.*}", answer)
+    async with TestServer(node) as other:
+        cluster = cast(
+            Cluster, _Cluster({"other": SimpleNamespace(name="other", number=1, url=str(other.make_url("")))})
+        )
+        forwarder = Forwarder(cluster, None)
+        gateway, _ = fake_gateway(FakeClock(), ws_write_timeout_ms=1_000)
+        gateway = replace(gateway, cluster=cluster, forwarder=forwarder)
+        async with served(gateway) as port:
+            with stubbed():
+                yield gateway, f"http://127.0.0.1:{port}"
+        await forwarder.close()
+
+
+class _Cluster(SimpleNamespace):
+    """Every name belongs to the other node."""
+
+    def __init__(self, members: Mapping[str, object]) -> None:
+        super().__init__(name="this", members=members)
+
+    def owner(self, kind: str, name: str) -> str:
+        return "other"
+
+
+async def test_a_large_answer_waits_at_its_node_for_clients_that_do_not_read_it() -> None:
+    written = [0]
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        with suppress(ConnectionError):
+            for _ in range(64):
+                await response.write(bytes(MiB))
+                written[0] += MiB
+        return response
+
+    async with forwarding_to(answer) as (gateway, url), aiohttp.ClientSession(read_bufsize=1024) as http:
+        unread = [await http.get(url + PATH) for _ in range(4)]
+        held = await _until_still(lambda: written[0])
+        assert 0 < held <= len(unread) * (KERNEL_BYTES_MAX + 2 * AHEAD_BYTES_MAX), "of 256 MiB"
+        assert 0 < gateway.stats.answers.held_bytes <= len(unread) * 2 * (AHEAD_BYTES_MAX + MiB)
+        async with asyncio.timeout(PATIENCE_S):
+            while gateway.stats.answers.held_bytes or gateway.stats.slow_close_count < len(unread):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        for response in unread:
+            response.close()
+
+
+async def _until_still(count: Callable[[], int]) -> int:
+    last = -1
+    while last != (now := count()) or not now:
+        last = now
+        await asyncio.sleep(0.2)
+    return last
+
+
+async def test_an_answer_comes_through_as_the_node_has_made_it() -> None:
+    text = gzip.compress(bytes(range(256)) * 4096, compresslevel=1, mtime=0) + bytes(2 * SMALL_BYTES)
+    asked: list[Mapping[str, str]] = []
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        asked.append(request.headers)
+        headers = {"Content-Type": "text/x", "Content-Encoding": "gzip", "X-Of-Node": "1", "X-Request-Id": "node's"}
+        if request.query.get("chunked"):
+            response = web.StreamResponse(status=206, headers=headers)
+            await response.prepare(request)
+            for at in range(0, len(text), 100_000):
+                await response.write(text[at : at + 100_000])
+            return response
+        return web.Response(status=206, body=text, headers=headers)
+
+    async with forwarding_to(answer) as (gateway, url), aiohttp.ClientSession(auto_decompress=False) as http:
+        for query in ("", "?chunked=1"):
+            async with http.get(url + PATH + query, headers={"X-Request-Id": "mine"}) as response:
+                assert (response.status, await response.read() == text) == (206, True)
+                shown = response.headers
+                assert (shown["Content-Type"], shown["Content-Encoding"], shown["X-Of-Node"]) == ("text/x", "gzip", "1")
+                assert shown.getall("X-Request-Id") == ["mine"]
+        async with http.head(url + PATH) as response:
+            assert (response.status, response.content_length, await response.read()) == (206, len(text), b"")
+        async with http.get(url + PATH, skip_auto_headers=["Accept", "Accept-Encoding", "User-Agent"]) as response:
+            await response.read()
+        assert not {"Accept", "Accept-Encoding", "User-Agent"} & asked[-1].keys(), "it is sent on as it came"
+        assert asked[-1][FORWARDED] == "this"
+        assert gateway.stats.answers.held_bytes == 0
+
+
+@pytest.mark.parametrize("begins", [True, False])
+async def test_a_node_that_breaks_off_is_not_taken_for_the_end(begins: bool) -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Length": str(MiB)})
+        await response.prepare(request)
+        if begins:
+            await response.write(bytes(1000))
+            await asyncio.sleep(0.05)
+        assert request.transport is not None
+        request.transport.close()
+        return response
+
+    async with forwarding_to(answer) as (_, url), aiohttp.ClientSession() as http:
+        if begins:
+            with pytest.raises(aiohttp.ClientError):
+                async with http.get(url + PATH) as response:
+                    await response.read()
+        else:
+            async with http.get(url + PATH) as response:
+                assert (response.status, (await response.json())["error_code"]) == (503, OVERLOADED)
+
+
+async def test_where_there_is_no_room_a_large_answer_is_refused_and_a_small_one_is_not() -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return web.Response(body=bytes(int(request.query["size"])))
+
+    async with forwarding_to(answer) as (gateway, url), aiohttp.ClientSession() as http:
+        gateway.stats.answers.count("others", gateway.limits.answering_bytes_max)
+        for method, path, size, status in (
+            ("GET", PATH, SMALL_BYTES, 200),
+            ("GET", PATH, SMALL_BYTES + 1, 503),
+            ("POST", RECEIVE, SMALL_BYTES + 1, 200),  # what it tells has been done
+        ):
+            async with http.request(method, f"{url}{path}?size={size}", data=b"{}") as response:
+                assert response.status == status
+                assert len(await response.read()) == size or status == 503
