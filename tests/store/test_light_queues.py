@@ -275,7 +275,7 @@ async def test_an_index_in_files_refuses_them_and_says_what_to_run(tmp_path: Pat
         delayed = light_append(TIMER_QUEUE, [b"a"])
         delayed.delays = [Delay(1, queue.topic_id, 0)]
         for append in (light_append(queue, [b"a"]), delayed):
-            with pytest.raises(NoLightQueues, match=r"mq index rebuild .* --to rocksdb"):
+            with pytest.raises(NoLightQueues, match="mq index rebuild --to rocksdb"):
                 await store.append([append])
         with pytest.raises(NoLightQueues):
             await store.read_light(queue, b"a", 0, max_records=1, max_bytes=1)
