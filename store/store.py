@@ -15,12 +15,12 @@ import errno
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from itertools import pairwise
 from operator import itemgetter
-from typing import TYPE_CHECKING, TypeVar, Unpack
+from typing import TYPE_CHECKING, Unpack
 
 import orjson
 
@@ -45,7 +45,7 @@ from store.errors import (
 )
 from store.files import BackgroundSync, Files, Lock, OsFiles
 from store.index.base import ConsumeQueues, Run, search_time
-from store.index.opening import open_consume_queues, rebuild_command
+from store.index.opening import open_consume_queues
 from store.light_names import LightRow
 from store.limits import KiB, MiB
 from store.log.commit_log import CommitLog, Group, Span
@@ -93,7 +93,6 @@ if TYPE_CHECKING:
     from store.index.light import LightRows  # loads the database
 
 log = logging.getLogger(__name__)
-_Key = TypeVar("_Key")
 
 UNITS_PER_LOOK_UP = 4096
 """Index units looked at in one step of a read."""
@@ -157,7 +156,7 @@ class Store:
         self._log_start = 0  # retention has given up everything before it
         self._saved_log_start = 0
         self._has_light_format = False  # the directory says that its log may name light queues
-        self._light_waiters: dict[tuple[QueueKey, bytes], list[asyncio.Future[None]]] = {}
+        self._light_watching: dict[tuple[QueueKey, bytes], dict[object, Callable[[], None]]] = {}
         self._idempotency = Idempotency(
             config.root,
             files,
@@ -336,7 +335,7 @@ class Store:
             self._meta_offset = self._snapshot_offset = snapshot.next_offset
         if self._log.first_position > self._log_start:
             raise Corrupt(self._log.path_of(self._log_start), self._log_start, "the first log file is missing")
-        given_up = self._log.file_start(min(self._log_start, self._queues.checkpoint))
+        given_up = self._log.file_start(min(self._log_start, self._log.end_position))
         if self._log.first_position < given_up:
             # A crash came between giving up a file and its removal: units and rows of it may be gone already.
             self._queues.advance_min(given_up)
@@ -484,8 +483,7 @@ class Store:
         await self._save_checkpoint()
         for queue in [queue for queue in self._waiters if queue.topic_id == topic.topic_id]:
             _wake(self._waiters.pop(queue))
-        for key in [key for key in self._light_waiters if key[0].topic_id == topic.topic_id]:
-            _wake(self._light_waiters.pop(key))
+        self._tell_light([key for key in self._light_watching if key[0].topic_id == topic.topic_id])
         for wake in list(self._watching.get(topic.topic_id, {}).values()):
             wake({})
         return topic
@@ -613,8 +611,8 @@ class Store:
         light = self._queues.light
         if light is None:
             raise NoLightQueues(
-                f'index = "{self.config.index}" keeps no light queues; stop the server, run '
-                f'{rebuild_command(self.config.root, "rocksdb")} and set index = "rocksdb"'
+                f'an index of the kind "{self.config.index}" keeps no light queues: stop the server, run '
+                '`mq index rebuild --to rocksdb`, and set index = "rocksdb"'
             )
         return light
 
@@ -764,11 +762,9 @@ class Store:
             for entry in entries:
                 if waiting := self._waiters.pop(entry.queue, None):
                     _wake(waiting)
-        if self._light_waiters:
-            for entry in entries:
-                if entry.light is not None:
-                    for name in entry.light.names:
-                        _wake(self._light_waiters.pop((entry.queue, name), ()))
+        if self._light_watching:
+            with_light = [(entry.queue, entry.light) for entry in entries if entry.light is not None]
+            self._tell_light({(queue, name) for queue, light in with_light for name in light.names})
         if self._watching:
             self._tell_watching(entries)
 
@@ -937,10 +933,21 @@ class Store:
 
     async def _next_publish(self, queue: QueueKey, timeout_s: float) -> None:
         """Return when the queue gets an entry or goes away, when the store closes, or after the time."""
-        await _wait_in(self._waiters, queue, timeout_s)
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = loop.create_future()
+        self._waiters.setdefault(queue, []).append(waiter)
+        handle = loop.call_later(timeout_s, _finish, waiter)
+        try:
+            await waiter
+        finally:
+            handle.cancel()
+            if (waiting := self._waiters.get(queue)) and waiter in waiting:
+                waiting.remove(waiter)
+                if not waiting:
+                    del self._waiters[queue]
 
     def _wake_all(self) -> None:
-        for waiting in (*self._waiters.values(), *self._light_waiters.values()):
+        for waiting in self._waiters.values():
             _wake(waiting)
 
     # ---- light queues --------------------------------------------------------------------------------------------
@@ -1001,19 +1008,24 @@ class Store:
         self._topics.of_queue(queue)
         return self._light_rows().names(queue, prefix, after, count)
 
-    async def wait_for_light(self, queue: QueueKey, name: bytes, offset: int, timeout_ms: int) -> bool:
-        """Wait until a light queue has a record at or behind `offset`; False when `timeout_ms` passed or the store
-        closes. Raises UnknownQueue, NoLightQueues, IndexDamaged."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout_ms / 1000
-        while True:
-            bounds = self.light_bounds(queue, name)
-            if bounds.min_offset < bounds.max_offset and offset < bounds.max_offset:
-                return True
-            left_s = deadline - loop.time()
-            if left_s <= 0 or self._closing:
-                return False
-            await _wait_in(self._light_waiters, (queue, name), left_s)
+    def watch_light(self, queue: QueueKey, name: bytes, wake: Callable[[], None]) -> Callable[[], None]:
+        """Call `wake` whenever a light queue of a partition has got records, and when its topic is gone, until the
+        answer is called. It must not raise, nor use the store. Nothing else is kept of the queue."""
+        token, key = object(), (queue, name)
+        self._light_watching.setdefault(key, {})[token] = wake
+
+        def call_off() -> None:
+            if (watching := self._light_watching.get(key)) is not None:
+                watching.pop(token, None)
+                if not watching:
+                    del self._light_watching[key]
+
+        return call_off
+
+    def _tell_light(self, keys: Iterable[tuple[QueueKey, bytes]]) -> None:
+        for key in keys:
+            for wake in list(self._light_watching.get(key, {}).values()):
+                wake()
 
     async def offset_for_time(self, queue: QueueKey, time_ms: int, boundary: Boundary) -> int:
         """Search by store time; see `store.index.base.search_time`. DATED: where a search by record time begins, which
@@ -1265,22 +1277,6 @@ def _nothing(bounds: Bounds, offset: int) -> ReadResult:
     else:
         status, following = ReadStatus.EMPTY if bounds.max_offset == 0 else ReadStatus.AT_END, offset
     return ReadResult(status, [], bounds.min_offset, bounds.max_offset, following)
-
-
-async def _wait_in(waiters: dict[_Key, list[asyncio.Future[None]]], key: _Key, timeout_s: float) -> None:
-    """Return when whoever waits there under this key is woken, or after the time; leave nothing behind."""
-    loop = asyncio.get_running_loop()
-    waiter: asyncio.Future[None] = loop.create_future()
-    waiters.setdefault(key, []).append(waiter)
-    handle = loop.call_later(timeout_s, _finish, waiter)
-    try:
-        await waiter
-    finally:
-        handle.cancel()
-        if (waiting := waiters.get(key)) and waiter in waiting:
-            waiting.remove(waiter)
-            if not waiting:
-                del waiters[key]
 
 
 def _wake(waiters: Sequence[asyncio.Future[None]]) -> None:

@@ -20,6 +20,7 @@ from gateway.errors import (
     INVALID,
     KEY_REUSED,
     MEMBER_NOT_FOUND,
+    NO_LIGHT_QUEUES,
     OFFSET_MOVED,
     OVERLOADED,
     PARTITION_NOT_FOUND,
@@ -59,6 +60,7 @@ from store.errors import (
     IndexDamaged,
     IndexRefused,
     MalformedBatch,
+    NoLightQueues,
     OffsetMoved,
     OutOfHandles,
     Overloaded,
@@ -130,6 +132,7 @@ ANSWERS: dict[type[Exception], _Answer] = {
         TOO_MANY, True, "Too many ids of recent sends are remembered. Nothing was stored.", retry_after_ms=1000
     ),
     IdentityReused: _Answer(KEY_REUSED),
+    NoLightQueues: _Answer(NO_LIGHT_QUEUES),
     SequenceGone: _Answer(SEQUENCE_GONE),
     SequenceGap: _Answer(SEQUENCE_GONE),
     ProducerFenced: _Answer(SEQUENCE_GONE),

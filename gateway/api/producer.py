@@ -28,6 +28,7 @@ from time import perf_counter
 from typing import NamedTuple, Protocol
 
 from gateway.api.errors import error_of
+from gateway.api.light import light_route
 from gateway.api.turns import in_turns
 from gateway.brokers.base import ALONE, Broker
 from gateway.codec.columns import Columns
@@ -51,6 +52,7 @@ from gateway.settings.limits import Limits
 from store import record_batch
 from store.clock import Clock
 from store.errors import AlreadyStored, DiskFull, OffsetMoved, Overloaded, RecordTooLarge, SealedQueue, StoreError
+from store.light_names import LightNames
 from store.limits import KiB, MiB
 from store.record_batch import Headers, Record
 from store.topics import TIMER_QUEUE
@@ -214,6 +216,7 @@ class _Send(NamedTuple):
     receipts: list[Receipt | None]
     has_tags: bool
     has_ids: bool
+    has_queues: bool = False
 
     def identity_of(self, request_indexes: Sequence[int]) -> Identity | None:
         """The identity of a batch of the records at these indexes."""
@@ -307,7 +310,7 @@ class Producer:
         receipts: list[Receipt | None] = [None] * len(records)
         send = _Send(
             view, records, json_values, acks, identity, sequence, receipts,
-            any(map(_TAG_OF, records)), any(map(_MSG_ID_OF, records)),
+            any(map(_TAG_OF, records)), any(map(_MSG_ID_OF, records)), any(map(_QUEUES_OF, records)),
         )  # fmt: skip
         if sequence is not None:
             _check_numbered(send, immediate, scheduled)
@@ -474,10 +477,12 @@ class Producer:
         self, view: TopicView, record: ProduceRecord, partition: int | None
     ) -> tuple[int | None] | None:
         """The partition of a record that may go into one batch with those of other requests, in a tuple; (None,): any
-        partition, one for all records of a `begin`. None for what only `produce` can do: delays, message ids, topics
-        with limits or a selector of their own. Raises UnknownPartition."""
-        _, _, _, _, _, _, delay_ms, deliver_at_ms, msg_id, _, schedule_key = record
+        partition, one for all records of a `begin`. None for what only `produce` can do: delays, message ids, light
+        queues, topics with limits or a selector of their own. Raises UnknownPartition."""
+        _, _, _, _, _, _, delay_ms, deliver_at_ms, msg_id, _, schedule_key, queues = record
         if delay_ms is not None or deliver_at_ms is not None or msg_id is not None or schedule_key is not None:
+            return None
+        if queues:
             return None
         if view.config.max_message_bytes is not None or view.config.selector is not None:
             return None
@@ -539,6 +544,8 @@ class Producer:
             return self._selector.for_key(record.message_group.encode(), view.partitions)
         if selector is None and record.key is not None:
             return self._selector.for_key(record.key, view.partitions)
+        if record.queues:  # so that a queue is in one partition, unless its records say otherwise
+            return self._selector.for_key(record.queues[0], view.partitions)
         return None
 
     def _one(
@@ -565,6 +572,9 @@ class Producer:
             tag_hashes=() if tag is None else (tag_hash(tag),),
             identity=own,
         )
+        if record.queues:
+            self._check_light(view, target)
+            append.light = LightNames.of((record.queues,))
         return target, encoded.timestamp_ms, route, append
 
     def _prepare(
@@ -583,7 +593,7 @@ class Producer:
         keyless: int | None = None  # all records of a request that nothing gives a partition go to one
         prepared: list[tuple[int, Record]] = []
         for record in records:
-            key, value, headers, timestamp_ms, _, tag, delay_ms, deliver_at_ms, _, group, schedule_key = record
+            key, value, headers, timestamp_ms, _, tag, delay_ms, deliver_at_ms, _, group, schedule_key, _ = record
             target = self._target(view, record, partition, selector)
             if target is None and selector in self._selectors:
                 target = self._next(view, selector, key, headers)
@@ -993,7 +1003,15 @@ class Producer:
                 delays=own.delays,
                 identity=send.identity_of(own.request_indexes),
             )
+            if send.has_queues:
+                append.light = LightNames.of([send.records[index].queues or () for index in own.request_indexes])
+                if append.light is not None:
+                    self._check_light(send.view, partition)
             yield _Part(own, route, append)
+
+    def _check_light(self, view: TopicView, partition: int) -> None:
+        """Raises NoLightQueues for a partition whose light queues nobody could read."""
+        light_route(self._routes, view.name, partition)
 
     def _answer_known(self, send: _Send, part: _Part, found: Mapping[int, Original]) -> _Part | None:
         """Fill in the receipts of records that an earlier send has stored; the part with the others, if any."""
@@ -1060,6 +1078,7 @@ def _hashed_ids(topic_id: int, ids: Iterable[str | None]) -> list[bytes]:
 
 
 _TAG_OF = attrgetter("tag")
+_QUEUES_OF = attrgetter("queues")
 _MSG_ID_OF = attrgetter("msg_id")
 _SCOPE = struct.Struct(">I")
 _PRODUCER_ID = struct.Struct(">8sq")
@@ -1109,7 +1128,7 @@ def _is_free(record: ProduceRecord, selector: str | None) -> bool:
     """Whether a record of a request that names no partition may go to any, and to another one when it is sent again."""
     if record.partition is not None or record.msg_id is not None:
         return False
-    return selector is not None or (record.key is None and record.message_group is None)
+    return selector is not None or (record.key is None and record.message_group is None and not record.queues)
 
 
 def _check_conditional(

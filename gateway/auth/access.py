@@ -38,7 +38,8 @@ Kind = Literal["topic", "group"]
 class Scope(NamedTuple):
     """Some permissions on the resources of one kind that a pattern names; `kind` None: on everything.
 
-    A pattern is a name, or a prefix and "*".
+    A pattern is a name, or a prefix and "*". A light queue is named `topic/queue`: a scope on a topic speaks of all of
+    them, too.
     """
 
     permissions: frozenset[Permission]
@@ -51,7 +52,7 @@ class Scope(NamedTuple):
             return False
         if self.pattern.endswith("*"):
             return name.startswith(self.pattern[:-1])
-        return name == self.pattern
+        return name == self.pattern or name.startswith(f"{self.pattern}/")
 
 
 ON_RESOURCES = frozenset(

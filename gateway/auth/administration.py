@@ -178,7 +178,7 @@ def _covers(pattern: str, other: str) -> bool:
     """Whether a pattern matches all that another one does."""
     if pattern.endswith("*"):
         return other.removesuffix("*").startswith(pattern[:-1])
-    return pattern == other
+    return pattern == other or other.startswith(f"{pattern}/")
 
 
 def _overlap(one: str, other: str) -> bool:

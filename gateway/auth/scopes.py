@@ -5,6 +5,7 @@ A scope is a text, in token files, ACL files, JWTs and on the command line:
     reader:topic:orders         a role or a permission, a kind of resource, and a name,
     send:topic:billing-*        a prefix and "*",
     receive:group:*             or "*" for all
+    receive:topic:orders/user/42   the light queue user/42 of a topic; orders/user/* for several, orders for all of them
     operate                     the server's inside: metrics
     audit                       who did what: the trail of admin actions
     access                      who may do what: tokens and rules; nobody grants more than they have
@@ -49,6 +50,7 @@ ROLES: dict[str, frozenset[Permission]] = {
 }
 _ACTIONS = ROLES | {permission.value: frozenset((permission,)) for permission in ON_RESOURCES}
 _PATTERN = re.compile(r"[A-Za-z0-9._%-]*\*?")
+_LIGHT_PATTERN = re.compile(r"[A-Za-z0-9._%-]{1,249}/[A-Za-z0-9._%/@+=:~-]{0,255}\*?")
 _ANYBODYS = frozenset((Permission.PUBLIC, Permission.SOCKET, Permission.KNOWN))
 
 _WHOLE_SERVER = {
@@ -69,7 +71,8 @@ def parse_scope(text: str) -> Scope:
         )
     if kind not in ("topic", "group"):
         raise ValueError(f"scope {text!r}: must go on with :topic:NAME or :group:NAME")
-    if not pattern or len(pattern) > TOPIC_NAME_BYTES_MAX + 1 or not _PATTERN.fullmatch(pattern):
+    is_light = kind == "topic" and _LIGHT_PATTERN.fullmatch(pattern)
+    if not is_light and (not pattern or len(pattern) > TOPIC_NAME_BYTES_MAX + 1 or not _PATTERN.fullmatch(pattern)):
         raise ValueError(f"scope {text!r}: must end with a name, a prefix and *, or * for all")
     return Scope(_ACTIONS[action], "topic" if kind == "topic" else "group", pattern)
 

@@ -11,7 +11,7 @@ from typing import Protocol, Unpack
 from store import Store
 from store.errors import UnknownQueue
 from store.topics import Changes, Topic, TopicChoices
-from store.types import Acks, Append, Appended, Boundary, Bounds, ExportedIds, QueueKey, ReadResult
+from store.types import Acks, Append, Appended, Boundary, Bounds, ExportedIds, LightRead, QueueKey, ReadResult
 from store.uncancelled import to_its_end
 
 
@@ -74,6 +74,20 @@ class LocalBroker:
     def watch(self, topic_id: int, wake: Callable[[Mapping[QueueKey, int]], None]) -> Callable[[], None]:
         """See `Broker.watch`."""
         return self._store.watch_topic(topic_id, wake)
+
+    def light_bounds(self, queue: QueueKey, name: bytes) -> Bounds:
+        """See `Store.light_bounds`."""
+        return self._store.light_bounds(queue, name)
+
+    async def read_light(
+        self, queue: QueueKey, name: bytes, offset: int, *, max_records: int, max_bytes: int
+    ) -> LightRead:
+        """See `Store.read_light`."""
+        return await self._store.read_light(queue, name, offset, max_records=max_records, max_bytes=max_bytes)
+
+    def watch_light(self, queue: QueueKey, name: bytes, wake: Callable[[], None]) -> Callable[[], None]:
+        """See `Store.watch_light`."""
+        return self._store.watch_light(queue, name, wake)
 
     async def bounds(self, queue: QueueKey) -> Bounds:
         """See `Broker.bounds`."""

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from store import errors as store_errors
-from store.errors import AlreadyStored, Corrupt, MalformedBatch, OffsetMoved, StoreError, TooManyIds
+from store.errors import AlreadyStored, Corrupt, MalformedBatch, NoLightQueues, OffsetMoved, StoreError, TooManyIds
 from store.types import (
     Acks,
     Append,
@@ -144,6 +144,8 @@ def append_head(append: Append) -> Head:
     head: Head = {"queue": append.queue, "size": len(append.batch), "count": append.record_count}
     if append.json_values:
         head["json"] = True
+    if append.light is not None:
+        raise NoLightQueues("the partition is on another broker: its light queues are not reachable there yet")
     if append.tag_hashes:
         head["tags"] = list(append.tag_hashes)
     if append.delays:

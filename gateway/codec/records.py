@@ -59,7 +59,15 @@ from gateway.errors import (
 )
 from gateway.settings.limits import MESSAGE_GROUP_BYTES_MAX, MSG_ID_BYTES_MAX, SCHEDULE_KEY_BYTES_MAX
 from store import record_batch
-from store.limits import HEADER_COUNT_MAX, HEADERS_BYTES_MAX, KEY_BYTES_MAX, RECORD_BYTES_MAX, TAG_BYTES_MAX
+from store.limits import (
+    HEADER_COUNT_MAX,
+    HEADERS_BYTES_MAX,
+    KEY_BYTES_MAX,
+    LIGHT_NAME_BYTES_MAX,
+    LIGHT_NAMES_MAX,
+    RECORD_BYTES_MAX,
+    TAG_BYTES_MAX,
+)
 from store.types import Entry
 
 BATCH_REFUSED = 42208
@@ -87,12 +95,14 @@ class ProduceRecord(NamedTuple):
     msg_id: str | None = None
     message_group: str | None = None
     schedule_key: str | None = None
+    queues: Sequence[bytes] | None = None
+    """Names of light queues."""
 
 
 RECORD_FIELDS = frozenset(
     (
         "key", "value", "partition", "headers", "timestamp", "tag", "delay_ms", "deliver_at", "msg_id", "message_group",
-        "schedule_key",
+        "schedule_key", "queues",
     )
 )  # fmt: skip
 STEP_RECORDS = 1_000
@@ -139,7 +149,7 @@ def plain_record(item: object, *, raw_keys: bool) -> ProduceRecord | None:
     if value is not None and len(value) > RECORD_BYTES_MAX - KEY_BYTES_MAX:
         return None
     # A NamedTuple's own constructor takes three times as long.
-    return tuple.__new__(ProduceRecord, (key, value, [], None, None, None, None, None, None, None, None))
+    return tuple.__new__(ProduceRecord, (key, value, [], None, None, None, None, None, None, None, None, None))
 
 
 def open_envelope(envelope: object, *, records_max: int) -> object:
@@ -219,14 +229,14 @@ def parse_records(records: object, fmt: Format, *, raw_keys: bool) -> list[Produ
             if len(item) == ("key" in item) + ("value" in item):
                 if value is not None and len(value) > RECORD_BYTES_MAX - KEY_BYTES_MAX:
                     _check_size(key, value, ())
-                append(new(ProduceRecord, (key, value, [], None, None, None, None, None, None, None, None)))
+                append(new(ProduceRecord, (key, value, [], None, None, None, None, None, None, None, None, None)))
             elif "msg_id" in item and len(item) == ("key" in item) + ("value" in item) + 1:
                 if value is not None and len(value) > RECORD_BYTES_MAX - KEY_BYTES_MAX:
                     _check_size(key, value, ())
                 msg_id = item["msg_id"]
                 if msg_id.__class__ is not str or not 0 < len(msg_id) <= MSG_ID_BYTES_MAX // 4:
                     msg_id = _parse_name("msg_id", msg_id, MSG_ID_BYTES_MAX)
-                append(new(ProduceRecord, (key, value, [], None, None, None, None, None, msg_id, None, None)))
+                append(new(ProduceRecord, (key, value, [], None, None, None, None, None, msg_id, None, None, None)))
             else:
                 append(_parse_fields(item, key, value))
     except RequestError as error:
@@ -276,7 +286,10 @@ def _parse_fields(item: dict[str, object], key: bytes | None, value: bytes | Non
         _parse_name("msg_id", field("msg_id"), MSG_ID_BYTES_MAX),
         None if (given := field("message_group")) is None else _parse_message_group(given),
         _parse_name("schedule_key", field("schedule_key"), SCHEDULE_KEY_BYTES_MAX),
+        None if (given := field("queues")) is None else _parse_queues(given),
     )
+    if fields[-1] is not None and (delay_ms is not None or deliver_at_ms is not None):
+        raise _part_illegal("queues", "cannot be named by a delayed record")
     return tuple.__new__(ProduceRecord, fields)
 
 
@@ -333,6 +346,26 @@ def _parse_header(header: object) -> tuple[str, bytes | None]:
     if not isinstance(value, str):
         raise _part_illegal("headers", f'"{name}": value must be a base64 string or null')
     return name, _base64(value)
+
+
+def _parse_queues(names: object) -> Sequence[bytes]:
+    if not isinstance(names, list) or not 0 < len(names) <= LIGHT_NAMES_MAX:
+        raise _part_illegal("queues", f"must be an array of 1 to {LIGHT_NAMES_MAX} names")
+    queues = [parse_light_name(name) for name in names]
+    if len(set(queues)) < len(queues):
+        raise _part_illegal("queues", "names a queue twice")
+    return queues
+
+
+def parse_light_name(name: object) -> bytes:
+    """The name of a light queue. Raises RequestError."""
+    if not isinstance(name, str) or not name or not name.isprintable():
+        raise _part_illegal("queues", "needs names of one or more printable characters")
+    if "*" in name:
+        raise _part_illegal("queues", 'a name must not contain "*"')
+    if (size := len(name.encode())) > LIGHT_NAME_BYTES_MAX:
+        raise _part_illegal("queues", f"a name has {size} bytes; the limit is {LIGHT_NAME_BYTES_MAX}")
+    return name.encode()
 
 
 def _parse_tag(tag: object) -> str:

@@ -21,7 +21,7 @@ from gateway.codec.records import ProduceRecord, parse_raw_record, plain_record
 from gateway.codec.times import parse_time_ms
 from gateway.errors import RequestError, bad_request, invalid
 
-_OWN = ("tag", "delay_ms", "deliver_at", "msg_id", "message_group", "schedule_key")
+_OWN = ("tag", "delay_ms", "deliver_at", "msg_id", "message_group", "schedule_key", "queues")
 _KNOWN = frozenset(("partition_id", "headers", "key", "value", "timestamp", *_OWN))
 _DATA_KNOWN = frozenset(("type", "data", "subject_name_strategy", "subject", "schema_id", "schema_version", "schema"))
 _TYPES = ("BINARY", "JSON", "STRING")

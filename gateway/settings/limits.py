@@ -13,6 +13,8 @@ from store.limits import (
     HEADER_COUNT_MAX,
     HEADERS_BYTES_MAX,
     KEY_BYTES_MAX,
+    LIGHT_NAME_BYTES_MAX,
+    LIGHT_NAMES_MAX,
     PARTITIONS_MAX,
     RECORD_BYTES_MAX,
     TAG_BYTES_MAX,
@@ -93,6 +95,12 @@ class Limits:
 
     schedule_key_bytes_max: int = SCHEDULE_KEY_BYTES_MAX
     """Bytes of a `schedule_key`."""
+
+    light_queues_per_record_max: int = LIGHT_NAMES_MAX
+    """Light queues that one record may be in."""
+
+    light_queue_name_bytes_max: int = LIGHT_NAME_BYTES_MAX
+    """Bytes of the name of a light queue."""
 
     header_count_max: int = HEADER_COUNT_MAX
     """Headers of one record."""

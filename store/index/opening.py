@@ -59,11 +59,11 @@ def open_consume_queues(
     root, kind = config.root, config.index
     unfinished = load_rebuild(root, files)
     if unfinished is not None and unfinished.target == kind:
-        raise IndexRefused(f"{root}: a rebuild of the index was interrupted; finish it: {rebuild_command(root, kind)}")
+        raise IndexRefused(f"{root}: a rebuild of the index was interrupted; finish it: {_command(root, kind)}")
     other = other_kind(kind)
     if has_index(other, root, files) and not has_index(kind, root, files):
         raise IndexRefused(
-            f'{root} is indexed by "{other}", but index = "{kind}" is configured; run {rebuild_command(root, kind)}, '
+            f'{root} is indexed by "{other}", but index = "{kind}" is configured; run {_command(root, kind)}, '
             f'or set index = "{other}"'
         )
     queues = open_kind(kind, config, files, first_position=first_position, rebuild=rebuild)
@@ -192,6 +192,5 @@ def _not_installed() -> IndexRefused:
     return IndexRefused('index "rocksdb" needs the package rocksdict: pip install "mq-gateway[rocksdb]"')
 
 
-def rebuild_command(root: Path, kind: IndexKind) -> str:
-    """What to run to have an index of this kind."""
+def _command(root: Path, kind: IndexKind) -> str:
     return f"`mq index rebuild --data {root} --to {kind}`"

@@ -328,7 +328,7 @@ class World:
             assert found_topics[name].topic_id == topic.topic_id
             assert found_topics[name].partitions >= topic.partitions, "P3: partitions are gone"
         file_bytes = self.settings.commit_log_file_bytes
-        given_up = min(store._log_start, store._queues.checkpoint) // file_bytes * file_bytes
+        given_up = min(store._log_start, store._log.end_position) // file_bytes * file_bytes
         first_position = max(self._first_position(), given_up)  # a file that was given up may not be gone yet
         assert first_position <= model.removable_to, "P7: the beginning of the log is gone"
         model.expire(first_position)

@@ -277,6 +277,19 @@ class ReadRawQuery(Shape):
     timeout: Wait = 0
 
 
+class LightQuery(Shape):
+    """Which records of a light queue."""
+
+    cursor: Annotated[str, _text("Where to begin: the last pull's `next_cursor`.", maxLength=2**15)] | None = None
+    from_: (
+        Annotated[Literal["earliest", "latest"], one_of("earliest", "latest", said="Where to begin without a cursor.")]
+        | None
+    ) = field(default=None, name="from")
+    partition: Annotated[int, judged(_NUMBER)] | None = None
+    timeout: Wait = 0
+    limit: Rows = PAGE_ROWS_DEFAULT
+
+
 class FindQuery(Shape):
     """Which messages of a topic."""
 

@@ -34,7 +34,7 @@ Admit = Callable[[web.Request], None]
 def admission(gateway: Gateway, path: str, permission: Permission, origins: Origins) -> Admit:
     """What to call with each request of a route; it raises RequestError for one that may not go on."""
     authenticator, rates = gateway.authenticator, gateway.rates
-    has_topic, has_group = "{topic}" in path, "{group}" in path
+    has_topic, has_group, has_queue = "{topic}" in path, "{group}" in path, "{queue}" in path
     check_origin = origins.check
 
     def admit_public(request: web.Request) -> None:
@@ -51,9 +51,10 @@ def admission(gateway: Gateway, path: str, permission: Permission, origins: Orig
                 raise unauthenticated("Credentials are missing: send a token (Authorization: Bearer ...).")
         elif access is not OPEN:
             names = request.match_info
+            topic = names["topic"] if has_topic else None
             access.check(
                 permission,
-                topic=names["topic"] if has_topic else None,
+                topic=f"{topic}/{names['queue']}" if has_queue else topic,
                 group=names["group"] if has_group else None,
             )
         if rates is not None:

@@ -88,7 +88,7 @@ async def find_messages(gateway: Gateway, request: web.Request, _: bytes) -> web
     view = gateway.routes_table.topic(request.match_info["topic"])
     wanted = _Wanted(keys=stored_forms(query.key, raw_keys=view.raw_keys))
     search = _Search(gateway, request, view, wanted, query.limit)
-    await search.run(_partitions(query.partition, view), _start(query.cursor, view), query.from_)
+    await search.run(partitions_of(query.partition, view), _start(query.cursor, view), query.from_)
     shown = [orjson.Fragment(match.text) for match in search.found]
     return await packed(request, json_answer(request, {"messages": shown, "next_cursor": search.next_cursor}))
 
@@ -122,7 +122,7 @@ async def search_messages(gateway: Gateway, request: web.Request, body: bytes) -
     gateway.searching.add(payer)
     try:
         async with while_allowed(gateway, request):
-            await search.run(_partitions(asked.partition, view), start, asked.from_ms())
+            await search.run(partitions_of(asked.partition, view), start, asked.from_ms())
     finally:
         gateway.searching.discard(payer)
     answer = {
@@ -275,7 +275,8 @@ def _cut_text(beginning: bytes) -> str:
     return decoder.decode(beginning)
 
 
-def _partitions(number: int | None, view: TopicView) -> list[int]:
+def partitions_of(number: int | None, view: TopicView) -> list[int]:
+    """The partition that a query names, else all of the topic. Raises UnknownPartition."""
     if number is None:
         return list(range(view.partitions))
     if not 0 <= number < view.partitions:

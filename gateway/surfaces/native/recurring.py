@@ -31,7 +31,7 @@ _NAME = re.compile(NAME_PATTERN, re.ASCII)
 _ROWS_PER_TURN = 50
 """A next due time of cron takes up to 0.15 ms."""
 
-_NOT_OF_RECURRING = ("timestamp", "delay_ms", "deliver_at", "msg_id", "schedule_key")
+_NOT_OF_RECURRING = ("timestamp", "delay_ms", "deliver_at", "msg_id", "schedule_key", "queues")
 
 
 class RecurringAdmin(Protocol):

@@ -105,7 +105,7 @@ TOPIC = (40401,)
 PARTITION = (404, 40401, 40402)
 READS = (50002, 50350, 50351)
 WRITES = (50002, 50350, 50351, 50750)
-RECORDS = (422, 41350, 42250, 42251, 42950, 40402, 40954)
+RECORDS = (422, 41350, 42250, 42251, 42950, 40402, 40954, 40963)
 IDEMPOTENCY = (400, 422, 42254, 42950, 40957)
 QUERY = (400, 422, 42253)
 GROUP = (422, 409, 40405, 42950, 50350, 50351, 50750, 50002)
@@ -458,6 +458,11 @@ _READ: dict[str, Operation] = {
             204: _nothing("At the end of the partition, and nothing came in time.", *PULL_HEADERS[:4]),
         },
         errors=(*QUERY, *PARTITION, 41601, *READS),
+    ),
+    "read_queue": Operation(
+        tag="Read",
+        answers={200: _json("Records of a light queue.", ref("QueueRecords"), "Vary", "Content-Encoding")},
+        errors=(*QUERY, *PARTITION, 40050, 40953, 40963, 42251, *READS),
     ),
     "find_messages": Operation(
         tag="Read",

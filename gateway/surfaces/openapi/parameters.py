@@ -19,6 +19,7 @@ from gateway.surfaces.openapi.shapes import (
     with_example,
     words,
 )
+from store.limits import LIGHT_NAME_BYTES_MAX
 
 FORMAT = words("json", "binary", "text")
 _TIME = either(integer(0, TIME_MS_MAX), TIME_TEXT)
@@ -36,6 +37,9 @@ def path_parameters() -> dict[str, Schema]:
         "partition": with_example(said(PARTITION, "A partition's number."), 0),
         "group": with_example(
             said(text(GROUP_NAME_BYTES_MAX, least=1, pattern="^[A-Za-z0-9._%-]+$"), "A group's name."), "billing"
+        ),
+        "queue": with_example(
+            said(text(LIGHT_NAME_BYTES_MAX, least=1, pattern="^[^*]+$"), "A light queue's name, percent-encoded."), "u1"
         ),
         "instance": with_example(said(text(255, least=1), "A consumer instance's name."), "c1"),
         "offset": with_example(

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gateway.auth.access import ON_RESOURCES, Permission
 from gateway.auth.scopes import ROLES, SCOPES_MAX, Rights, parse_scope, parse_scopes
-from store.limits import TOPIC_NAME_BYTES_MAX
+from store.limits import LIGHT_NAME_BYTES_MAX, TOPIC_NAME_BYTES_MAX
 
 
 def rights(*allow: str, deny: tuple[str, ...] = ()) -> Rights:
@@ -55,6 +55,15 @@ def test_nothing_is_allowed_unless_a_scope_says_so() -> None:
         ("admin", Permission.DELETE, "a", "g", True),
         ("send:topic:a", Permission.SEND, None, None, True),
         ("send:topic:a", Permission.RECEIVE, None, None, False),
+        ("receive:topic:a/user/42", Permission.RECEIVE, "a/user/42", None, True),
+        ("receive:topic:a/user/42", Permission.RECEIVE, "a/user/421", None, False),
+        ("receive:topic:a/user/42", Permission.RECEIVE, "a/user/4", None, False),
+        ("receive:topic:a/user/42", Permission.RECEIVE, "a", None, False),
+        ("receive:topic:a/user/*", Permission.RECEIVE, "a/user/42", None, True),
+        ("receive:topic:a/user/*", Permission.RECEIVE, "a/room/7", None, False),
+        ("receive:topic:a", Permission.RECEIVE, "a/user/42", None, True),
+        ("receive:topic:a", Permission.RECEIVE, "ab/user/42", None, False),
+        ("receive:topic:*", Permission.RECEIVE, "a/user/42", None, True),
     ],
 )
 def test_a_scope_covers(
@@ -192,3 +201,24 @@ def test_where_dead_letters_came_from_is_unknown_unless_somebody_says_it() -> No
     held = rights("reader:group:g", "reader:topic:orders", "reader:topic:bills")
     assert not held.allows(Permission.RECEIVE, "%DLQ%g", None)
     assert rights("admin").allows(Permission.DELETE, "%DLQ%g", None)
+
+
+def test_who_is_denied_a_topic_has_none_of_its_light_queues() -> None:
+    some = rights("receive:topic:a/user/*", "receive:topic:b", deny=("receive:topic:a", "receive:topic:b/secret*"))
+    assert not some.allows(Permission.RECEIVE, "a/user/42", None)
+    assert some.allows(Permission.RECEIVE, "b/user/42", None)
+    assert not some.allows(Permission.RECEIVE, "b/secret/1", None)
+
+
+def test_a_scope_on_light_queues_is_of_a_topic_and_within_its_limits() -> None:
+    longest = "a" * TOPIC_NAME_BYTES_MAX + "/" + "q" * LIGHT_NAME_BYTES_MAX
+    assert parse_scope(f"receive:topic:{longest}*").pattern == f"{longest}*"
+    for text in (
+        f"receive:topic:{longest}q",
+        "receive:group:a/b",
+        "receive:topic:/b",
+        "receive:topic:a/b*c",
+        "receive:topic:a/b c",
+    ):
+        with pytest.raises(ValueError, match="must end with a name"):
+            parse_scope(text)

@@ -39,7 +39,7 @@ def same(records: object, fmt: Format) -> bool:
     assert list(columns.values) == [record.value for record in parsed]
     keys = [None] * len(parsed) if columns.keys is None else list(columns.keys)
     assert keys == [record.key for record in parsed]
-    assert all(record[2:] == ([], *[None] * 8) for record in parsed)
+    assert all(record[2:] == ([], *[None] * 9) for record in parsed)
     largest = max(len(record.key or b"") + len(record.value or b"") for record in parsed)
     assert columns.bytes_max >= largest
     return True

@@ -348,3 +348,24 @@ async def test_a_server_with_bad_files_does_not_start(tmp_path: Path) -> None:
     with pytest.raises(PolicyError, match="missing"):
         async with running(config):
             pass
+
+
+async def test_a_token_for_one_light_queue_sees_one_inbox(tmp_path: Path) -> None:
+    config = config_of(tmp_path, **{"store.index": "rocksdb"})
+    admin, _ = token_for(config, "root", "admin")
+    browser, _ = token_for(config, "ann", "receive:topic:orders/user/42")
+    async with running(config) as url, client_of(url, admin) as root, client_of(url, browser) as ann:
+        assert (await root.put("/mq/v1/topics/orders", json={"partitions": 1})).status == 201
+        records = [{"value": 1, "queues": ["user/42", "user/421"]}, {"value": 2}]
+        assert (await root.post("/topics/orders", json={"records": records})).status == 200
+        inbox = await ann.get("/mq/v1/topics/orders/queues/user%2F42/records")
+        assert [record["value"] for record in (await inbox.json())["records"]] == [1]
+        for path in (
+            "/mq/v1/topics/orders/queues/user%2F421/records",
+            "/mq/v1/topics/orders/queues/user%2F4/records",
+            "/mq/v1/topics/orders/messages?key=1",
+            "/topics/orders/partitions/0/records",
+            "/mq/v1/topics/orders",
+        ):
+            assert (await ann.get(path)).status == 403, path
+        assert (await ann.post("/topics/orders", json={"records": records})).status == 403

@@ -93,6 +93,15 @@ def record_fields(limits: Limits) -> dict[str, Schema]:
             nullable(text(limits.schedule_key_bytes_max, least=1)),
             "A name for the schedule of a delayed record, unique in its topic while it is pending.",
         ),
+        "queues": said(
+            nullable(
+                array(
+                    text(limits.light_queue_name_bytes_max, least=1, pattern=r"^[^*]*$"),
+                    most=limits.light_queues_per_record_max,
+                )
+            ),
+            "Light queues that it is in as well, each once (docs/light-queues.md). Not with a delay.",
+        ),
     }
 
 
@@ -112,7 +121,7 @@ def v3_record(limits: Limits) -> Schema:
         "key": data,
         "value": data,
         "timestamp": nullable(TIME),
-        **{name: own[name] for name in ("tag", "delay_ms", "deliver_at", "msg_id", "message_group", "schedule_key")},
+        **{field: own[field] for field in own if field not in ("partition", "headers", "timestamp")},
     }
     example = {"value": {"type": "JSON", "data": {"sku": 9}}, "key": {"type": "STRING", "data": "u1"}}
     return with_example(obj({}, record), example)

@@ -109,6 +109,20 @@ def shown() -> dict[str, Schema]:
                 description="With `group=`, where nothing has a cursor.",
             ),
         ),
+        "QueueRecords": obj(
+            {
+                "records": array(
+                    native_record(
+                        {
+                            "message_id": STRING,
+                            "queue": said(STRING, "The light queue's name."),
+                            "queue_offset": said(OFFSET, "There; `offset` is the partition's."),
+                        }
+                    )
+                ),
+                "next_cursor": said(STRING, "Send it back as `cursor`, at the end too."),
+            }
+        ),
         "FoundMessages": obj(
             {
                 "messages": array(ref("Message")),
