@@ -4,8 +4,8 @@ A consumer group, a recurring schedule and a schedule belong to one node: groups
 was first asked for them, schedules to the one whose timer holds them, which their ids name. Another node sends the
 request on as it came, with the caller's credentials, and passes the answer back: a small one whole, a large one as it
 comes, so that a client which reads slowly slows the other node. What waits here meanwhile counts among the memory of
-all answers (`answer_memory.py`); where there is no room, an answer that has begun ends short. A request is sent on once
-at most.
+all answers (`answer_memory.py`); where there is no room, an answer that has begun ends short. A group may move
+meanwhile: then the node that had it sends the request on once more. Whatever else was sent on is not sent on again.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from yarl import URL
 from gateway.api.cluster import GROUPS, RECURRING, Cluster
 from gateway.codec.schedule_ids import split_node
 from gateway.errors import OVERLOADED, RequestError
+from gateway.groups.machines.errors import GroupError
 from gateway.surfaces.http.answer_memory import SMALL_BYTES
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.routes import Handler
@@ -31,7 +32,9 @@ from store.limits import KiB
 log = logging.getLogger(__name__)
 
 FORWARDED = "Mq-Forwarded-By"
-"""Names the node that has sent a request on."""
+"""Names the nodes that have sent a request on."""
+
+HOPS_MAX = 2
 
 CONNECT_TIMEOUT_S = 2.0
 READ_BYTES = 64 * KiB
@@ -76,7 +79,8 @@ class Forwarder:
     async def answer(self, gateway: Gateway, request: web.Request, body: bytes, node: str) -> web.StreamResponse:
         """What a node answers to this request. Raises RequestError 503 when it does not, ConnectionError when the
         client is gone."""
-        if FORWARDED in request.headers:
+        passed = request.headers.getall(FORWARDED, [])
+        if len(passed) >= HOPS_MAX:
             raise _unreachable(node, "the nodes do not agree on whose this is; ask again")
         member = self._cluster.members.get(node)
         if member is None:
@@ -86,7 +90,8 @@ class Forwarder:
         )
         if body:
             headers.popall(hdrs.CONTENT_ENCODING, None)  # it was inflated when it was read
-        headers[FORWARDED] = self._cluster.name
+        for name in (*passed, self._cluster.name):
+            headers.add(FORWARDED, name)
         url = URL(member.url.rstrip("/") + request.rel_url.raw_path_qs, encoded=True)
         try:
             response = await self._http.request(
@@ -146,7 +151,12 @@ def forwarding(gateway: Gateway, path: str, handler: Handler) -> Handler:
                 known = await cluster.claim(kind, name)
             owner = known or cluster.name
         if owner == cluster.name:
-            return await handler(gateway, request, body)
+            try:
+                return await handler(gateway, request, body)
+            except (GroupError, RequestError):
+                if kind is None or (now := cluster.owner(kind, name)) is None or now == owner:
+                    raise
+                owner = now  # it has moved meanwhile: nothing was done here, and what was found is not so
         return await forwarder.answer(gateway, request, body, owner)
 
     return forwarded
