@@ -70,7 +70,6 @@ TESTED_THROUGH_OTHERS = {
     "gateway.surfaces.ws.sends": "gateway/surfaces/ws/test_conformance.py",
     "gateway.surfaces.ws.settling": "gateway/surfaces/ws/test_conformance.py",
     "mq.clock": "clients/python/peer.py",
-    "mq.http": "clients/python/test_behaviours.py",
     "mq.leases": "clients/python/test_queue.py",
     "mq.message": "clients/python/test_behaviours.py",
     "mq.partitioned": "clients/python/test_read.py",

@@ -121,7 +121,7 @@ async def plan_broker(gateway: Gateway, request: web.Request, _: bytes) -> web.S
         on.setdefault(owner, []).append((topic, partition))
     takers = set()
     for row in await _brokers(gateway):
-        if row.state in ("up", "avoided") or (row.broker == name and row.state == "draining"):
+        if row.state in ("up", "avoided") or (row.broker == name and row.state in ("draining", "drained")):
             takers.add(row.broker)
         if row.broker == name:
             on.setdefault(name, [])

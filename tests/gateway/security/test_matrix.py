@@ -170,6 +170,8 @@ DECLARED: dict[str, Permission] = {
     "GET /mq/v1/brokers": OPERATE,
     "PATCH /mq/v1/brokers/{broker}": OPERATE,
     "POST /mq/v1/brokers/{broker}/takeover": OPERATE,
+    "GET /mq/v1/brokers/{broker}/plan": OPERATE,
+    "GET /mq/v1/moves": OPERATE,
     "GET /mq/v1/topics/{topic}/routes": OPERATE,
     "POST /mq/v1/topics/{topic}/partitions/{partition}/move": OPERATE,
     "POST /mq/v1/topics/{topic}/partitions/{partition}/takeover": OPERATE,

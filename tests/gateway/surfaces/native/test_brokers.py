@@ -58,13 +58,16 @@ class FakeCluster:
     name = "local"
     members: Mapping[str, object] = MappingProxyType(
         {
-            name: SimpleNamespace(name=name, draining=name == "n3", url=f"http://{name}")
+            name: SimpleNamespace(name=name, draining=name == "n3", balancing=False, url=f"http://{name}")
             for name in ("local", "n2", "n3", "n4")
         }
     )
 
     def is_there(self, name: str) -> bool:
         return name != "n4"
+
+    def owned_counts(self, _: str) -> dict[str, int]:
+        return {"n3": 1}
 
     def moves(self) -> dict[tuple[int, int], Move]:
         topic_ids = ((16, 1), (16, 2), (99, 0), (16, 3))
