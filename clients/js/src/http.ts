@@ -15,6 +15,7 @@ export interface HttpOptions {
 }
 
 const RETRY_MS = 30_000;
+const PAUSE_MS_MAX = 3_000;
 
 export interface TopicInfo extends Fields {
   topic: string;
@@ -166,7 +167,7 @@ export class Http {
       try {
         return await this.#once<T>(method, target, body);
       } catch (error) {
-        const pause = Math.max(waitMs(failures), (error as Refused).retryAfterMs ?? 0);
+        const pause = Math.max(Math.min(waitMs(failures), PAUSE_MS_MAX), (error as Refused).retryAfterMs ?? 0);
         if (!mayRepeat(method, error) || Date.now() + pause > until) throw error;
         await new Promise((resolve) => setTimeout(resolve, pause));
       }

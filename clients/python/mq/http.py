@@ -19,6 +19,7 @@ from mq.values import encode_json
 RETRY_S = 30.0
 """How long a request is tried again that the server cannot answer for now: a node restarts, a partition moves."""
 
+PAUSE_S_MAX = 3.0
 UNAVAILABLE = 503
 
 
@@ -56,7 +57,7 @@ class Http:
                     raise
                 error = lost
             failures += 1
-            pause_s = max(after_s, wait_s(failures, random.random()))
+            pause_s = max(after_s, min(wait_s(failures, random.random()), PAUSE_S_MAX))
             if self._clock.monotonic_s() + pause_s > until_s or self._connection.conversation.state == "closed":
                 raise error
             await self._pause(pause_s)
