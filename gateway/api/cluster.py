@@ -29,7 +29,12 @@ class MemberView(Protocol):
 
     @property
     def draining(self) -> bool:
-        """Whether no partition is to begin on it."""
+        """Whether it is to have nothing."""
+        ...
+
+    @property
+    def balancing(self) -> bool:
+        """Whether it takes its share of the partitions."""
         ...
 
 
@@ -83,9 +88,27 @@ class Cluster(Protocol):
         """The moves that are under way, by topic id and partition."""
         ...
 
+    def owned_counts(self, kind: str) -> Mapping[str, int]:
+        """How many names of a kind each node has."""
+        ...
+
+    async def take_over(self, topic: str, partition: int, to: str | None) -> object:
+        """Go on with a partition whose broker is not there, elsewhere (None: on the one with the fewest); durable on
+        return. Raises as `move`; StillThere."""
+        ...
+
+    async def take_over_owned(self, kind: str, name: str) -> str:
+        """Have a name whose node is not there belong to this one, with nothing of what it had; whose it was. Raises
+        StillThere, Unavailable."""
+        ...
+
+    def owned(self, kind: str, node: str) -> list[str]:
+        """The names of a kind that belong to a node."""
+        ...
+
     async def set_draining(self, name: str, draining: bool) -> None:
-        """Have no partition begin on a broker from now on, or again; durable on return. Raises UnknownBroker,
-        Unavailable."""
+        """Have a broker give up its partitions and groups, and take none, from now on; or take some again. Durable on
+        return; it does so by itself. Raises UnknownBroker, Unavailable."""
         ...
 
     def owner(self, kind: str, name: str) -> str | None:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from gateway.brokers.base import AnswerLost, BrokerUnreachable
 from gateway.cluster.balance import NoTaker
 from gateway.cluster.metadata import OutcomeUnknown, Unavailable
-from gateway.cluster.mover import MoveConflict, UnknownBroker
+from gateway.cluster.mover import MoveConflict, StillThere, UnknownBroker
 from gateway.errors import (
     ALREADY_STORED,
     DISK_FULL,
@@ -120,6 +120,7 @@ ANSWERS: dict[type[Exception], _Answer] = {
     ),
     UnknownBroker: _Answer(404),
     NoTaker: _Answer(409),
+    StillThere: _Answer(409),
     MoveConflict: _Answer(OVERLOADED, True, "The partition is being moved by others.", Overloaded.retry_after_ms),
     TimerBusy: _Answer(OVERLOADED, True, retry_after_ms=TimerBusy.retry_after_ms),
     TooManySchedules: _Answer(

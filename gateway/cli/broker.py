@@ -2,25 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated
+import asyncio
+from collections.abc import Mapping
+from typing import Annotated, Any
 
+import orjson
 import typer
+from rich.progress import TextColumn
 
-from gateway.api.shapes.queries import LIST_ROWS_MAX
-from gateway.cli.client import Client, ask, path_segment
-from gateway.cli.partition import Route, move_all
-from gateway.cli.terminal import URL_DEFAULT, Json, Url, print_json, print_table, rows_of
+from gateway.cli.client import JSON, Client, ask, path_segment
+from gateway.cli.partition import TAKEN, Accepted, check_accepted
+from gateway.cli.terminal import (
+    URL_DEFAULT,
+    CliError,
+    Json,
+    Url,
+    number_of,
+    print_json,
+    print_table,
+    progress,
+    rows_of,
+)
+
+TAKEN_GROUPS = """Its groups begin anew: their offsets, leases and settings are on the missing broker alone, and it
+forgets them when it is back. They start where their consumers say; to set it: mq group reset."""
 
 app = typer.Typer(help="List, drain and add the brokers of a cluster.", no_args_is_help=True)
 
 PATH = "/mq/v1/brokers"
+POLL_S = 0.3
+"""How often it is asked how far a broker is."""
+
+Row = Mapping[str, object]
+"""A broker as `GET /mq/v1/brokers` shows it."""
+
 Name = Annotated[str, typer.Argument(help="The broker.", show_default=False)]
 
 
 @app.command("list")
 def list_(url: Url = URL_DEFAULT, as_json: Json = False) -> None:
-    """List all brokers: whether each is there, how quickly it answers, how many partitions it has.
+    """List all brokers: whether each is there, how quickly it answers, how many partitions it has open and
+    sealed, how many groups.
 
     [b]Example[/b]
 
@@ -32,59 +54,113 @@ def list_(url: Url = URL_DEFAULT, as_json: Json = False) -> None:
             print_json(row)
         return
     cells = [
-        (row["broker"], row["state"], row["partitions"], _ms(row["latency_ms"]), row["url"] or "") for row in rows
+        (
+            row["broker"], row["state"], row["partitions"], row["sealed_segments"],
+            "" if row["groups"] is None else row["groups"], _ms(row["latency_ms"]), row["url"] or "",
+        )
+        for row in rows
     ]  # fmt: skip
-    print_table(("broker", "state", "partitions", "latency", "url"), cells)
+    print_table(("broker", "state", "partitions", "sealed", "groups", "latency", "url"), cells)
 
 
 @app.command("drain")
 def drain(name: Name, url: Url = URL_DEFAULT, as_json: Json = False) -> None:
-    """Move all partitions off a broker, and have none begin on it. Its older records stay on it, and are read from
-    there until they expire; so do its groups and delayed records. Run it again to finish what failed.
+    """Have a broker give up its partitions and groups to the others, and take none, and wait until it has. Its older
+    records stay on it, and are read from there until they expire; so do its delayed records. It goes on when this
+    command is stopped.
 
     [b]Example[/b]
 
       mq broker drain n2
     """
 
-    async def drained(client: Client) -> list[Route]:
-        await client.patch(f"{PATH}/{path_segment(name)}", {"draining": True})
-        return await _carry_out(client, name, draining=True)
+    async def drained(client: Client) -> Row:
+        row = await client.patch(f"{PATH}/{path_segment(name)}", {"draining": True})
+        with progress(TextColumn("{task.completed:,.0f} of {task.total:,.0f} partitions and groups")) as bar:
+            task = bar.add_task("draining", total=(total := _left(row)))
+            while row["state"] != "drained":
+                if row["state"] in ("offline", "stopped"):
+                    raise CliError(f"{name} is {row['state']}: what is on it waits for it")
+                if not await _takers(client):
+                    raise CliError(f"no other broker can take the partitions of {name}")
+                await asyncio.sleep(POLL_S)
+                row = next(row for row in rows_of(await client.get(PATH), "brokers") if row["broker"] == name)
+                total = max(total, _left(row))
+                bar.update(task, total=total, completed=total - _left(row))
+        return row
 
-    _tell(ask(url, drained), f"{name} has no open partition", as_json)
+    row = ask(url, drained)
+    if as_json:
+        print_json(row)
+    elif row["sealed_segments"]:
+        typer.echo(f"{name} is drained; {row['sealed_segments']} older segments are read from it until they expire")
+    else:
+        typer.echo(f"{name} is drained, and has no records of the cluster")
 
 
 @app.command("add")
 def add(name: Name, url: Url = URL_DEFAULT, as_json: Json = False) -> None:
-    """Have partitions begin on a broker again, and move its share of those that there are to it.
+    """Have partitions begin on a broker again, and have it take its share of those that there are, some a second
+    (`cluster.balance_moves_per_s`). It goes on when this command is stopped. A new node does it by itself.
 
     [b]Example[/b]
 
       mq broker add n3
     """
 
-    async def added(client: Client) -> list[Route]:
-        await client.patch(f"{PATH}/{path_segment(name)}", {"draining": False})
-        return await _carry_out(client, name, draining=False)
+    async def added(client: Client) -> Row:
+        row = await client.patch(f"{PATH}/{path_segment(name)}", {"draining": False})
+        with progress(TextColumn("{task.completed:,.0f} of about {task.total:,.0f} partitions")) as bar:
+            task = bar.add_task("taking its share", total=None)
+            while row["balancing"]:
+                rows = rows_of(await client.get(PATH), "brokers")
+                row = next(row for row in rows if row["broker"] == name)
+                if row["state"] in ("offline", "stopped"):
+                    raise CliError(f"{name} is {row['state']}: it takes its share when it is back")
+                takers = sum(row["state"] in ("up", "avoided") for row in rows)
+                share = sum(number_of(row["partitions"]) for row in rows) // max(takers, 1)
+                bar.update(task, total=share, completed=number_of(row["partitions"]))
+                await asyncio.sleep(POLL_S)
+        return row
 
-    _tell(ask(url, added), f"{name} has its share", as_json)
-
-
-async def _carry_out(client: Client, name: str, *, draining: bool) -> list[Route]:
-    """Make the moves of the server's plan; where the partitions are then. Raises CliError."""
-    path = f"{PATH}/{path_segment(name)}/plan?draining={str(draining).lower()}&limit={LIST_ROWS_MAX}"
-    routes: list[Route] = []
-    while moves := rows_of(await client.get(path), "moves"):
-        routes += await move_all(client, [(row, str(row["to"])) for row in moves])
-    return routes
-
-
-def _tell(moved: Sequence[Route], done: str, as_json: bool) -> None:
+    row = ask(url, added)
     if as_json:
-        for route in moved:
-            print_json(route)
+        print_json(row)
     else:
-        typer.echo(f"{done}; partitions moved: {len(moved)}")
+        typer.echo(f"{name} has its share: {row['partitions']} partitions")
+
+
+@app.command("takeover")
+def takeover(name: Name, is_accepted: Accepted = False, url: Url = URL_DEFAULT, as_json: Json = False) -> None:
+    """Go on with all partitions and groups of a broker that is not there, and say what that means. One that is there is
+    drained instead.
+
+    [b]Example[/b]
+
+      mq broker takeover n2 --accept-offline
+    """
+    check_accepted(is_accepted)
+    body = orjson.dumps({"accept_offline": True})
+    path = f"{PATH}/{path_segment(name)}/takeover"
+    taken: Mapping[str, Any] = ask(url, lambda client: client.post(path, body, JSON))
+    if as_json:
+        print_json(taken)
+        return
+    typer.echo(f"{TAKEN}\n{TAKEN_GROUPS}")
+    typer.echo(
+        f"taken over from {name}: {taken['partitions']} partitions, groups: {', '.join(taken['groups']) or 'none'}"
+    )
+
+
+async def _takers(client: Client) -> set[str]:
+    """The brokers that partitions may be moved to."""
+    rows = rows_of(await client.get(PATH), "brokers")
+    return {str(row["broker"]) for row in rows if row["state"] in ("up", "avoided")}
+
+
+def _left(row: Row) -> int:
+    """What a broker that drains still has to give."""
+    return number_of(row["partitions"]) + number_of(row["groups"])
 
 
 def _ms(latency_ms: object) -> str:

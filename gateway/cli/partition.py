@@ -17,12 +17,18 @@ from gateway.cli.topic import PATH, number_of_partitions
 Route = dict[str, object]
 """A partition as `GET /mq/v1/routes` shows it."""
 
+Accepted = Annotated[
+    bool, typer.Option("--accept-offline", help="Go on without what only that broker has, until it is back.")
+]
+
+TAKEN = """Records that only the missing broker has cannot be read until it is back; readers of them get an error, and
+nothing is skipped. New records go to another broker, at offsets 17,592,186,044,416 further on: none is given twice, and
+lags count the gap until it is passed. Sends that are repeated over the takeover may be stored twice. When the broker is
+back, it takes nothing for what was taken over, and what it has is read from it again; delayed records that wait there
+are delivered then."""
+"""What a takeover of partitions means."""
+
 app = typer.Typer(help="Move partitions between the brokers of a cluster.", no_args_is_help=True)
-
-
-@app.callback()
-def _group() -> None:
-    """Makes `move` a subcommand although it is the only one."""
 
 
 @app.command("move")
@@ -56,6 +62,39 @@ def move(
             print_json(route)
         else:
             typer.echo(f"{topic} partition {route['partition']} is on {route['owner']}")
+
+
+@app.command("takeover")
+def takeover(
+    topic: Annotated[str, typer.Argument(help="The topic.", show_default=False, autocompletion=topic_names)],
+    partition: Annotated[int, typer.Argument(help="Which.", show_default=False)],
+    is_accepted: Accepted = False,
+    to: Annotated[str | None, typer.Option("--to", help="The broker; else the one with the fewest.")] = None,
+    url: Url = URL_DEFAULT,
+    as_json: Json = False,
+) -> None:
+    """Go on with a partition whose broker is not there, on another one, and say what that means. The broker may come
+    back: what it has is then read from it again.
+
+    [b]Example[/b]
+
+      mq partition takeover orders 3 --accept-offline
+    """
+    check_accepted(is_accepted)
+    body = {"accept_offline": True, **({} if to is None else {"to": to})}
+    path = f"{PATH}/{path_segment(topic)}/partitions/{partition}/takeover"
+    route = ask(url, lambda client: client.post(path, orjson.dumps(body), JSON))
+    if as_json:
+        print_json(route)
+    else:
+        typer.echo(TAKEN)
+        typer.echo(f"{topic} partition {route['partition']} is on {route['owner']}")
+
+
+def check_accepted(is_accepted: bool) -> None:
+    """Raises CliError, which says what a takeover means."""
+    if not is_accepted:
+        raise CliError(f"{TAKEN}\nIf that is right: --accept-offline", USAGE)
 
 
 async def move_all(client: Client, moves: Sequence[tuple[Route, str]]) -> list[Route]:

@@ -2,8 +2,9 @@
 
     cluster               the cluster's id, made by the node that was first
     brokers/<name>        {"v": 1, "number": 0, "data": id of its data directory, "address": where nodes reach it,
-                           "url": where clients do, "draining": no partition is to begin on it, "room": the machine
-                           room it stands in}. Stays when the node is gone: partitions may be on it
+                           "url": where clients do, "draining": it is to have nothing, "balancing": it is to take its
+                           share of the partitions (written when true), "room": the machine room it stands in}. Stays
+                           when the node is gone: partitions may be on it
     nodes/<name>          a session: there while the node's process is
     owners/<kind>/<name>  the node that a consumer group or a recurring schedule belongs to
 
@@ -68,6 +69,7 @@ class Member:
     address: str
     url: str
     draining: bool = False
+    balancing: bool = False
     room: str = ""
 
 
@@ -79,10 +81,13 @@ def check_node_name(name: str) -> None:
 
 def encode_member(member: Member) -> bytes:
     """The JSON of a member."""
-    return orjson.dumps({
+    fields = {
         "v": VERSION, "number": member.number, "data": member.data, "address": member.address, "url": member.url,
         "draining": member.draining, "room": member.room,
-    })  # fmt: skip
+    }  # fmt: skip
+    if member.balancing:
+        fields["balancing"] = True
+    return orjson.dumps(fields)
 
 
 def decode_member(name: str, data: bytes) -> Member:
@@ -144,7 +149,7 @@ async def join(
             earlier = decode_member(own.name, known.data)
             if earlier.data != own.data:
                 raise CannotJoin(f"another data directory is node {own.name} of this cluster: choose another --node")
-            member = replace(own, number=earlier.number, draining=earlier.draining)
+            member = replace(own, number=earlier.number, draining=earlier.draining, balancing=earlier.balancing)
         changes = {
             CLUSTER: membership.cluster.encode(), COUNTERS: encode_counters(counters), key: encode_member(member)
         }  # fmt: skip

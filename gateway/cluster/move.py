@@ -18,6 +18,12 @@ whose epoch is higher, so nothing of the one that was left can be committed (the
 
 An embedded broker makes a queue for each epoch (`queue_id_for`) and never opens a sealed one again. So the queue is the
 fence: whoever believes in an older epoch appends to a queue that refuses him.
+
+A partition whose broker is away for long may be taken over without it (`take_over`): nobody can say where its queue
+ends, so the new segment begins TAKEN_OFFSETS further on, where that queue cannot have come. Nothing that was
+acknowledged is lost, or has its offset given again: not what nobody else has seen, nor what the broker, when it was
+only cut off, goes on to acknowledge until it hears of it. The price is a gap in the offsets. When the broker is back,
+its queue is sealed, at the latest by the first reader who comes to its end.
 """
 
 from __future__ import annotations
@@ -27,6 +33,10 @@ from dataclasses import replace
 
 from gateway.cluster.record import SEGMENTS_MAX, PartitionRecord, PartitionState, SegmentRecord
 from store.limits import PARTITIONS_MAX
+
+TAKEN_OFFSETS = 1 << 44
+"""Records that a segment cannot have: 100,000 a second for five years. A partition can be taken over 500 times before
+its offsets leave what JavaScript counts exactly."""
 
 
 class ChainFull(Exception):
@@ -77,6 +87,16 @@ def commit(
         verified=physical,
         segments=(*before, opened),
     )
+
+
+def take_over(
+    record: PartitionRecord, *, owner: str, queue: tuple[int | str, int], physical: int, now_ms: int
+) -> PartitionRecord:
+    """As `commit`, without the broker of the open segment."""
+    last = record.open_segment
+    done = commit(record, end=last.physical + TAKEN_OFFSETS, owner=owner, queue=queue, physical=physical, now_ms=now_ms)
+    *before, sealed, opened = done.segments
+    return replace(done, segments=(*before, replace(sealed, taken=True), opened))
 
 
 def tenure_of(record: PartitionRecord, node: str) -> int | None:

@@ -30,6 +30,10 @@ class MoveConflict(Exception):
     """Another node has changed the partition's record meanwhile: look where it is now, and begin again if need be."""
 
 
+class StillThere(Exception):
+    """What belongs to a node that is there is not taken over: it is asked to give it."""
+
+
 class UnknownBroker(Exception):
     """Nobody here knows a broker of this name."""
 
@@ -161,6 +165,33 @@ class Mover:
         )  # fmt: skip
         return Known(done, revision)
 
+    async def take_over(self, topic_id: int, partition: int, to: str) -> Known:
+        """As `move`, without the broker that has the partition; see gateway/cluster/move.py. Raises as `move`."""
+        known = await self.known(topic_id, partition)
+        if known.record.to is None and known.record.open_segment.broker == to:
+            return known
+        begun = move.intent(known.record, to)
+        target = self._broker_named(to)
+        queue = QueueKey(topic_id, move.queue_id_for(partition, begun.epoch))
+        await target.create_queue(queue)
+        revision = await self._set(topic_id, partition, known.revision, begun)
+        physical = (await target.bounds(queue)).max_offset
+        done = move.take_over(
+            begun, owner=to, queue=(queue.topic_id, queue.queue_id), physical=physical, now_ms=self._clock.now_ms()
+        )
+        revision = await self._set(topic_id, partition, revision, done)
+        log.warning(
+            "partition taken over topic_id=%d partition=%d from=%s to=%s epoch=%d offset=%d",
+            topic_id, partition, begun.open_segment.broker, to, done.epoch, done.open_segment.start,
+        )  # fmt: skip
+        return Known(done, revision)
+
+    async def seal_taken(self, record: PartitionRecord, own: str) -> None:
+        """Seal the queues of this broker that were taken over while it was away. Raises what brokers raise."""
+        for segment in record.segments:
+            if segment.taken and segment.broker == own:
+                await self._broker_named(own).seal_queue(_queue(segment))
+
     async def _tell(
         self, source: Broker, target: Broker, queue: QueueKey, into: QueueKey, shift: int, position: int
     ) -> int:
@@ -178,8 +209,7 @@ class Mover:
         """Take segments off a partition's chain all of whose records have expired, and give up their queues; the record
         afterwards. Raises as `move`."""
         known = await self.known(topic_id, partition)
-        bounds = [await self._broker_named(segment.broker).bounds(_queue(segment)) for segment in known.record.segments]
-        trimmed = move.trim(known.record, [each.min_offset for each in bounds])
+        trimmed = move.trim(known.record, [await self._first_kept(segment) for segment in known.record.segments])
         if trimmed is known.record:
             return known
         revision = await self._set(topic_id, partition, known.revision, trimmed)
@@ -187,6 +217,14 @@ class Mover:
             if segment.end is not None:
                 await self._broker_named(segment.broker).expire_queue(_queue(segment), segment.end)
         return Known(trimmed, revision)
+
+    async def _first_kept(self, segment: SegmentRecord) -> int:
+        """The first offset that a segment's queue has; the segment's end when it was taken over and has nothing."""
+        broker, queue = self._broker_named(segment.broker), _queue(segment)
+        if segment.taken:
+            await broker.seal_queue(queue)
+        low, high = await broker.bounds(queue)
+        return segment.end if segment.taken and segment.end is not None and low == high else low
 
     async def _set(self, topic_id: int, partition: int, revision: int, record: PartitionRecord) -> int:
         """Write a record over the one of a revision; returns its own. When nobody knows what became of the change, the

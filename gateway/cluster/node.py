@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Collection
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Unpack
@@ -45,9 +46,10 @@ from gateway.cluster.metadata import (
     Metadata,
     MetadataError,
     OutcomeUnknown,
+    Unavailable,
     Value,
 )
-from gateway.cluster.mover import PARTITIONS, Known, Move, MoveConflict, Mover, UnknownBroker
+from gateway.cluster.mover import PARTITIONS, Known, Move, MoveConflict, Mover, StillThere, UnknownBroker
 from gateway.cluster.peer import PeerBroker
 from gateway.cluster.peer_auth import Secret
 from gateway.cluster.topics import (
@@ -128,6 +130,9 @@ class ClusterNode:
         self._seen_moving_s: dict[tuple[int, int, int], float] = {}  # topic id, partition, revision
         self.cluster_id = ""
         """Set it before `begin`."""
+
+        self.take_group: Callable[[str, bytes, int, int], Awaitable[bool]] = _no_groups
+        """Takes a group that leaves another node; see `PeerBroker.take_group`. Set when there are groups here."""
 
         self.members: dict[str, Member] = {}
         """All brokers of the cluster, by name."""
@@ -261,6 +266,10 @@ class ClusterNode:
         """A broker of the cluster. Raises UnknownBroker."""
         if name == self.name:
             return self._own
+        return self.peer(name)
+
+    def peer(self, name: str) -> PeerBroker:
+        """The broker of another node. Raises UnknownBroker."""
         if (peer := self._peers.get(name)) is None:
             raise UnknownBroker(f"there is no broker {name} in this cluster")
         return peer
@@ -282,19 +291,30 @@ class ClusterNode:
             raise UnknownQueue(f"topic id {topic_id} does not exist")
         return record.home_of(partition)
 
-    def _takers(self) -> list[str]:
-        """The brokers on which new partitions begin: those that are there and not draining, if there are any."""
-        there = [name for name in self.members if self.is_there(name)]
-        return [name for name in there if not self.members[name].draining] or there
+    def takers(self) -> list[str]:
+        """The brokers that take partitions and groups: those that are there and not draining."""
+        return [name for name, member in self.members.items() if self.is_there(name) and not member.draining]
+
+    def _homes(self) -> list[str]:
+        """The brokers on which new partitions begin: when all drain, on all that are there."""
+        return self.takers() or [name for name in self.members if self.is_there(name)]
 
     async def set_draining(self, name: str, draining: bool) -> None:
-        """Have no partition begin on a broker from now on, or have them begin there again; durable on return. Raises
-        UnknownBroker, Unavailable."""
+        """Have a broker drain from now on, or take its share of the partitions again (see gateway/cluster/balancer.py);
+        durable on return. Raises UnknownBroker, Unavailable."""
+        await self._change_member(name, draining=draining, balancing=not draining)
+
+    async def set_balanced(self) -> None:
+        """This broker has its share; durable on return. Raises Unavailable."""
+        await self._change_member(self.name, balancing=False)
+
+    async def _change_member(self, name: str, *, balancing: bool, draining: bool | None = None) -> None:
         key = BROKERS + name
         while True:
             if (found := await self._metadata.get(key)) is None:
                 raise UnknownBroker(f"there is no broker {name} in this cluster")
-            member = replace(decode_member(name, found.data), draining=draining)
+            member = replace(decode_member(name, found.data), balancing=balancing)
+            member = member if draining is None else replace(member, draining=draining)
             with suppress(OutcomeUnknown):
                 if await self._metadata.compare_and_set({key: found.revision}, {key: encode_member(member)}):
                     self.members[name] = member
@@ -335,7 +355,7 @@ class ClusterNode:
                     assert found is not None
                     return await self._applied(name, found)
                 topic = table.apply(decided)
-                homes = (self.name,) if choices.get("is_own") else in_turn(self._takers(), topic.topic_id)
+                homes = (self.name,) if choices.get("is_own") else in_turn(self._homes(), topic.topic_id)
                 made = TopicRecord(topic, ((0, homes),))
                 numbers = encode_counters(Counters(table.next_id, counters.broker))
                 expected = {COUNTERS: _revision_of(counted), key_of_topic(name): _revision_of(found)}
@@ -390,9 +410,7 @@ class ClusterNode:
                 if isinstance(decided, Topic):
                     return await self._applied(name, found)
                 topic = table.apply(decided)  # type: ignore[arg-type]
-                if await self._set_topic(
-                    {key_of_topic(name): found.revision}, grown(record, topic, self._takers()), {}
-                ):
+                if await self._set_topic({key_of_topic(name): found.revision}, grown(record, topic, self._homes()), {}):
                     return topic
 
         return await to_its_end(change())
@@ -471,6 +489,35 @@ class ClusterNode:
             found[at] = Move(source, known.record.to, "seal", now_ms - round((now_s - since_s) * 1000))
         return found | self._mover.moves
 
+    async def take_over(self, topic: str, partition: int, to: str | None) -> Known:
+        """Go on with a partition without its broker, which is not there, on another one (None: the one with the fewest
+        partitions of the topic); its record then. See gateway/cluster/move.py for what that means. Raises as `move`;
+        StillThere."""
+        view = self._routes.topic(topic)
+        if not 0 <= partition < view.partitions:
+            raise UnknownPartition(f"partition {partition} of topic {topic} does not exist")
+        known = await self._mover.known(view.topic_id, partition)
+        owner = known.record.open_segment.broker
+        if self.is_there(owner):
+            raise StillThere(f"broker {owner} is there: move the partition")
+        if to is None:
+            counts = Counter(self._routes.broker_name(topic, number) for number in range(view.partitions))
+            to = min(sorted(self.takers() or [self.name]), key=lambda name: counts[name])
+        self.broker_named(to)
+        known = await to_its_end(self._mover.take_over(view.topic_id, partition, to))
+        self._follower.note(view.topic_id, partition, known)
+        return known
+
+    async def take_over_owned(self, kind: str, name: str) -> str:
+        """Have a name that belongs to a node which is not there belong to this one, with nothing that it had; whose it
+        was. Raises StillThere, Unavailable."""
+        while True:
+            owner, revision = await self.owner_now(kind, name)
+            if owner is not None and owner != self.name and self.is_there(owner):
+                raise StillThere(f"node {owner} is there")
+            if owner is None or owner == self.name or await self.own(kind, name, revision):
+                return owner or self.name
+
     async def refresh(self, topic: str, partition: int) -> None:
         """Read where a partition is, as far as it can be read: the watch may be late."""
         with suppress(MetadataError, UnknownQueue, ValueError):
@@ -481,6 +528,7 @@ class ClusterNode:
         """Finish moves that were left, and take expired segments off chains."""
         loop = asyncio.get_running_loop()
         trimmed_s = loop.time()
+        await self._seal_taken()
         while True:
             await asyncio.sleep(LOOK_INTERVAL_S)
             now_s = loop.time()
@@ -496,6 +544,7 @@ class ClusterNode:
                     await self._finish(topic_id, partition, to if self.is_there(to) else source)
             if now_s - trimmed_s >= TRIM_INTERVAL_S:
                 trimmed_s = now_s
+                await self._seal_taken()
                 for (topic_id, partition), known in self._follower.moved().items():
                     if known.record.owner == self.name and len(known.record.segments) > 1:
                         await self._trim(topic_id, partition)
@@ -509,6 +558,12 @@ class ClusterNode:
                 topic_id, partition, to, error,
             )  # fmt: skip
 
+    async def _seal_taken(self) -> None:
+        """What was taken over while this node was away takes no more: others read it to its end, and go on."""
+        for known in self._follower.moved().values():
+            with suppress(StoreError, UnknownBroker):
+                await self._mover.seal_taken(known.record, self.name)
+
     async def _trim(self, topic_id: int, partition: int) -> None:
         with suppress(MoveConflict, MetadataError, StoreError, UnknownBroker, ValueError):
             self._follower.note(topic_id, partition, await self._mover.trim(topic_id, partition))
@@ -518,6 +573,56 @@ class ClusterNode:
     def owner(self, kind: str, name: str) -> str | None:
         """The node to which a group or a recurring schedule belongs; None: to none, as far as is known here."""
         return self._owners.get(_owner_key(kind, name))
+
+    def owned(self, kind: str, node: str) -> list[str]:
+        """The names of a kind that belong to a node, as far as is known here."""
+        before = _owner_key(kind, "")
+        return [
+            key.removeprefix(before) for key, owner in self._owners.items() if owner == node and key.startswith(before)
+        ]
+
+    def owned_counts(self, kind: str) -> Counter[str]:
+        """How many names of a kind each node has."""
+        before = _owner_key(kind, "")
+        return Counter(owner for key, owner in self._owners.items() if key.startswith(before))
+
+    async def owner_now(self, kind: str, name: str) -> tuple[str | None, int]:
+        """The node to which a name belongs, and the revision that says so. Raises Unavailable."""
+        key = _owner_key(kind, name)
+        found = await self._metadata.get(key)
+        if found is None:
+            return None, ABSENT
+        self._owners[key] = _node_of(found.data)
+        return self._owners[key], found.revision
+
+    async def own(self, kind: str, name: str, revision: int) -> bool:
+        """Have a name belong to this node from now on, if nobody has written that since a revision; also when it was
+        this node's already, so that nobody who goes by that revision can have it any more. Whether it belongs to this
+        node now, durably: the answer is certain, however long that takes. Raises Unavailable: nothing was changed."""
+        key = _owner_key(kind, name)
+        data = orjson.dumps({"node": self.name})
+        is_unknown = False
+        while True:
+            try:
+                if await self._metadata.compare_and_set({key: revision}, {key: data}) is not None:
+                    self._owners[key] = self.name
+                    return True
+            except OutcomeUnknown:
+                is_unknown = True
+            except Unavailable:
+                if not is_unknown:
+                    raise
+            else:
+                is_unknown = False
+            with suppress(Unavailable):
+                owner, now = await self.owner_now(kind, name)
+                if now != revision:
+                    return owner == self.name
+            await asyncio.sleep(RETRY_S)
+
+    def note_owner(self, kind: str, name: str, node: str) -> None:
+        """A name belongs to another node from now on, as that node has said."""
+        self._owners[_owner_key(kind, name)] = node
 
     async def claim(self, kind: str, name: str) -> str:
         """The node to which a name belongs; this one from now on, durably, if it belongs to none. Raises
@@ -531,6 +636,10 @@ class ClusterNode:
             if (found := await self._metadata.get(key)) is not None:
                 self._owners[key] = _node_of(found.data)
         return owner
+
+
+async def _no_groups(_group: str, _events: bytes, _size_bytes: int, _revision: int) -> bool:
+    return False
 
 
 def _owner_key(kind: str, name: str) -> str:

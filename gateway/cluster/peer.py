@@ -59,6 +59,9 @@ FIRST_KEPT_MAX = 10_000
 CALL_TIMEOUT_S = 10.0
 CONNECT_TIMEOUT_S = 2.0
 WATCH_WAIT_MS = 25_000
+TAKE_GROUP_MS = 20_000
+"""How long another node may take, over the time of a call, to write a group that it takes."""
+
 RETRY_S = 0.2
 
 
@@ -132,6 +135,14 @@ class PeerBroker:
         `bounds`; so it must do no harm when it is done twice."""
         answered, _ = await self._look(operation, head, wait_ms=wait_ms)
         return answered
+
+    async def take_group(self, group: str, events: bytes, *, size_bytes: int, revision: int) -> bool:
+        """Have the other node take a group that leaves this one, if its owner's key still has that revision; whether
+        it has it now. `events`: all that it is (gateway/groups/coordinator/handover.py). Raises what the other node
+        raises, BrokerUnreachable, Unavailable: it has not; AnswerLost: nobody here knows."""
+        head = {"group": group, "size": len(events), "size_bytes": size_bytes, "revision": revision}
+        answered, _ = await self._ask("take_group", head, [events], wait_ms=TAKE_GROUP_MS)
+        return bool(answered["taken"])
 
     # ---- calls -----------------------------------------------------------------------------------------------------
 

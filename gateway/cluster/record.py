@@ -15,6 +15,8 @@ One metadata key a partition, JSON:
     queue      [topic id, queue id] of an embedded broker, [topic, partition] of a Kafka cluster
     physical   the queue's offset of the first record; `end` is the one behind the last, null while the segment is open
     from_ms    when the segment was opened; `to_ms`: when it was sealed
+    taken      true (written only then): the partition was taken over while the segment's broker was away. `end` is an
+               offset that it cannot have reached; its queue ends somewhere before
 
 Invariants
     R1  segments follow each other without a gap: start of the next = start + end - physical
@@ -59,6 +61,7 @@ class SegmentRecord:
     epoch: int = 0
     from_ms: int = 0
     to_ms: int | None = None
+    taken: bool = False
 
     @property
     def next_start(self) -> int:
@@ -117,6 +120,8 @@ def encode(record: PartitionRecord) -> bytes:
         }
         if segment.to_ms is not None:
             fields["to_ms"] = segment.to_ms
+        if segment.taken:
+            fields["taken"] = True
         segments.append(fields)
     return orjson.dumps(
         {

@@ -7,13 +7,11 @@ import logging
 import secrets
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
 
-from gateway.api.cluster import GROUPS
 from gateway.auth.operator_files import read_file
 from gateway.cluster.etcd import EtcdConfig, EtcdMetadata
 from gateway.cluster.members import CannotJoin, Member, check_node_name, join
@@ -21,8 +19,8 @@ from gateway.cluster.metadata import Unavailable
 from gateway.cluster.node import ClusterNode
 from gateway.cluster.peer_auth import Secret
 from gateway.groups.coordinator.service import Coordinator
-from gateway.groups.machines.errors import GroupElsewhere
 from gateway.main.admin import LocalAdmin
+from gateway.main.group_moves import OwnGroups
 from gateway.main.identity import cluster_id
 from gateway.main.listener import address_of, listening_to_nodes, url_of
 from gateway.main.tls import ServerTls
@@ -38,8 +36,6 @@ from store.limits import KiB
 
 log = logging.getLogger(__name__)
 
-P = ParamSpec("P")
-T = TypeVar("T")
 
 SECRET_BYTES_MAX = 64 * KiB
 """Of the files with the cluster's secret and etcd's password."""
@@ -103,6 +99,7 @@ async def clustered(
         address=own.internal_url or f"http://{address_of(internal)}",
         url=own.client_url or url_of(config.host, listener, tls),
         room=config.room,
+        balancing=own.balance,
     )
     async with EtcdMetadata(etcd) as metadata:
         node = ClusterNode(
@@ -126,7 +123,13 @@ async def clustered(
         admin.topics = node
         admin.routes.refresh_by = node.refresh
         service = PeerService(
-            admin.broker, secret, clock, queues_of=store.queues_of, know=node.know, look_at=node.look_at
+            admin.broker,
+            secret,
+            clock,
+            queues_of=store.queues_of,
+            know=node.know,
+            look_at=node.look_at,
+            take_group=lambda *group: node.take_group(*group),
         )
         try:
             async with (
@@ -145,56 +148,6 @@ async def clustered(
             await node.close()
 
 
-async def belonging(gateway: Gateway, groups: Coordinator, node: ClusterNode) -> Gateway:
-    """The gateway as that of a node: its groups are its own by now, and it uses no others. Raises Unavailable."""
-    for name in groups.names():
-        if (owner := await node.claim(GROUPS, name)) != node.name:
-            log.error("group belongs to another node; it is not served here group=%s node=%s", name, owner)
-    return replace(
-        gateway,
-        cluster_id=node.cluster_id,
-        cluster=node,
-        groups=OwnGroups(groups, node),
-    )
-
-
-class OwnGroups:
-    """`Groups`, of which a method that may begin to use a group refuses one that belongs to another node. Requests
-    that name their group in the path never come so far: they are forwarded (surfaces/http/forwarding.py)."""
-
-    def __init__(self, groups: Coordinator, cluster: ClusterNode) -> None:
-        self._cluster = cluster
-        checked = self._checked
-
-        # What a group comes into being by, or is first asked by.
-        self.configure, self.follow = checked(groups.configure), checked(groups.follow)
-        self.join, self.begin_round = checked(groups.join), checked(groups.begin_round)
-        self.committed, self.start_offset = checked(groups.committed), checked(groups.start_offset)
-        self.commit, self.reset = checked(groups.commit), checked(groups.reset)
-        self.receive, self.put_document = checked(groups.receive), checked(groups.put_document)
-
-        # What is asked about a group, or done to it, after that.
-        self.groups, self.names, self.describe = groups.groups, groups.names, groups.describe
-        self.config, self.members, self.view = groups.config, groups.members, groups.view
-        self.counts, self.leases, self.documents = groups.counts, groups.leases, groups.documents
-        self.lag, self.lag_page, self.delete = groups.lag, groups.lag_page, groups.delete
-        self.heartbeat, self.share_changed = groups.heartbeat, groups.share_changed
-        self.release, self.leave = groups.release, groups.leave
-        self.plan_state, self.assign, self.forget_offsets = groups.plan_state, groups.assign, groups.forget_offsets
-        self.ack, self.ack_up_to, self.extend = groups.ack, groups.ack_up_to, groups.extend
-        self.nack, self.give_back, self.reject = groups.nack, groups.give_back, groups.reject
-        self.redrive, self.settle_letters = groups.redrive, groups.settle_letters
-        self.settled_letters = groups.settled_letters
-
-    def _checked(self, method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
-        async def checked(*arguments: P.args, **named: P.kwargs) -> T:
-            group = arguments[0] if arguments else named["group"]
-            assert isinstance(group, str)
-            owner = self._cluster.owner(GROUPS, group) or await self._cluster.claim(GROUPS, group)
-            if owner != self._cluster.name:
-                raise GroupElsewhere(
-                    f"group {group} belongs to node {owner}: connect to {self._cluster.members[owner].url}"
-                )
-            return await method(*arguments, **named)
-
-        return checked
+def belonging(gateway: Gateway, groups: Coordinator, node: ClusterNode) -> Gateway:
+    """The gateway as that of a node: it uses no groups but its own."""
+    return replace(gateway, cluster_id=node.cluster_id, cluster=node, groups=OwnGroups(groups, node))

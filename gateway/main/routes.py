@@ -256,6 +256,13 @@ ROUTES: tuple[Row, ...] = (
         Permission.OPERATE,
         action="partition.move",
     ),
+    _post(
+        f"{_NATIVE}/partitions/{{partition}}/takeover",
+        "take_over_partition",
+        brokers.take_over_partition,
+        Permission.OPERATE,
+        action="partition.takeover",
+    ),
     _get(f"{_NATIVE}/offsets", "topic_offsets", topics.topic_offsets, Permission.DESCRIBE, queries.OffsetsQuery),
     _post(f"{_NATIVE}/messages", "produce_raw", raw.produce_raw, Permission.SEND, Body.RECORDS, queries.SendRawQuery),
     _post(
@@ -395,6 +402,13 @@ ROUTES: tuple[Row, ...] = (
         queries.BrokerPlanQuery,
     ),
     _get("/mq/v1/moves", "list_moves", brokers.list_moves, Permission.OPERATE, queries.MovesQuery),
+    _post(
+        "/mq/v1/brokers/{broker}/takeover",
+        "take_over_broker",
+        brokers.take_over_broker,
+        Permission.OPERATE,
+        action="broker.takeover",
+    ),
     _get("/mq/v1/routes", "list_routes", brokers.list_routes, Permission.OPERATE, queries.ListRoutesQuery),
     _get("/mq/v1/connections", "list_connections", connections.list_connections, Permission.OPERATE, queries.ListQuery),
     _delete(

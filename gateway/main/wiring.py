@@ -30,6 +30,7 @@ from gateway.api.read import Consumer
 from gateway.api.recurring import ProducerRouting
 from gateway.api.trail import Trail
 from gateway.auth.administration import AccessFiles
+from gateway.cluster.balancer import Balancer
 from gateway.cluster.members import check_alone
 from gateway.cluster.node import ClusterNode
 from gateway.codec.texts import TextCache
@@ -40,6 +41,7 @@ from gateway.main.application import build_application
 from gateway.main.clustering import belonging, checked, clustered, trusting_own
 from gateway.main.file_handles import within_handles
 from gateway.main.garbage import calm_collector
+from gateway.main.group_moves import GIVE_ERRORS, GroupMoves
 from gateway.main.identity import cluster_id
 from gateway.main.listener import (
     BACKLOG,
@@ -188,7 +190,9 @@ async def run(
             gateway, groups = build_gateway(config, store, timer, admin, clock, trail)
             await parts.enter_async_context(_opened_groups(groups, store, admin))
             if node is not None:
-                gateway = await belonging(gateway, groups, node)
+                group_moves = GroupMoves(groups, node)
+                await group_moves.begin()
+                gateway = belonging(gateway, groups, node)
                 forwarder = Forwarder(node, trusting_own(config.tls))
                 parts.push_async_callback(forwarder.close)
                 gateway = replace(gateway, forwarder=forwarder)
@@ -210,6 +214,8 @@ async def run(
             application[ACCESS_FILES] = AccessFiles(config.auth, clock, partial(auth_reloader.reload_told, trail))
         gateway.metrics.register(RecurringCollector(recurring))
         instances = _restored_instances(gateway)
+        groups.handover.on_came.append(instances.take_up)
+        groups.handover.on_gone.append(instances.forget_group)
         install_instances(application, gateway, instances)
         gateway.metrics.register(loop_watch)
         parts.enter_context(loop_watch.running())
@@ -228,7 +234,14 @@ async def run(
                 tasks.create_task(figures.run(), name="figures"),
             ]
             if node is not None:
-                running.append(tasks.create_task(node.run(), name="cluster"))
+                balancer = Balancer(
+                    node, routes, group_moves.give, GIVE_ERRORS, moves_per_s=config.cluster.balance_moves_per_s
+                )
+                running += [
+                    tasks.create_task(node.run(), name="cluster"),
+                    tasks.create_task(group_moves.forget_others(), name="groups of others"),
+                    tasks.create_task(balancer.run(), name="balance"),
+                ]
             limiter = ConnectionLimiter(config.limits, gateway.stats, clock.now_ms)
             ssl_context = None if tls is None else tls.context
             if config.workers:

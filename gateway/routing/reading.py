@@ -9,6 +9,9 @@ several, or with a queue that held something else before:
                    first, what is before that is not shown any more either
     a time         is searched for segment by segment; the last record up to a time is the one before the first record
                    behind it
+    taken over     a segment whose broker was away may end anywhere before the next one begins: who comes to the end of
+                   its queue has it sealed, to be certain, and is given what is in the next segment, as if it had asked
+                   for so many records there (gateway/cluster/move.py)
     retention      of sealed segments is told by `Broker.first_kept`, also while their broker cannot be reached: so what
                    is behind them can be read, and they themselves are an error, never skipped
 
@@ -62,6 +65,16 @@ class PartitionReader:
                 end_offset=end,
                 tag_hashes=tag_hashes,
             )
+            if not result.entries and await self._is_over(segment, result, offset - shift):
+                behind = segment.to_logical(segment.physical_end or 0)
+                return await self.read(
+                    topic,
+                    partition,
+                    behind,
+                    max_bytes=max_bytes,
+                    end_offset=None if end_offset is None else end_offset + behind - offset,
+                    tag_hashes=tag_hashes,
+                )
             for entry in result.entries:
                 entry.raw_keys = raw_keys  # of its topic, never another: it may be others' entry as well
             if _is_whole(chain):
@@ -78,6 +91,13 @@ class PartitionReader:
         if shift:
             entries = [_shifted(entry, shift) for entry in entries]
         return ReadResult(status, entries, low, max(high, next_offset), next_offset)
+
+    async def _is_over(self, segment: Route, result: ReadResult, physical: int) -> bool:
+        """Whether a segment has nothing at an offset, or behind it, though it ends later."""
+        end = segment.physical_end
+        if end is None or physical >= end or result.next_offset >= end or result.status is ReadStatus.TOO_SMALL:
+            return False
+        return result.next_offset >= result.max_offset and physical >= await segment.broker.seal_queue(segment.queue)
 
     async def bounds(self, topic: str, partition: int) -> Bounds:
         """The first offset from which nothing is missing, and the one the next record gets."""
@@ -101,7 +121,9 @@ class PartitionReader:
             at = await segment.broker.offset_for_time(segment.queue, time_ms, searched)
             at = max(at, segment.physical_start)
             found = segment.to_logical(at)
-            if segment.physical_end is None or at < segment.physical_end:
+            if segment.physical_end is None or (
+                at < segment.physical_end and at < (await segment.broker.bounds(segment.queue)).max_offset
+            ):
                 break
         return max(low, found - 1 if boundary is Boundary.UPPER else found)
 

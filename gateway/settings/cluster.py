@@ -43,9 +43,18 @@ class ClusterConfig:
     client_url: str | None = None
     """Where clients, and the other nodes for what belongs to one node, reach this one. Not set: its host and port."""
 
+    balance: bool = True
+    """Whether this node, when it is new to the cluster, takes its share of the partitions by itself. `mq broker add`
+    has it do so at any time."""
+
+    balance_moves_per_s: int = 5
+    """How many partitions it takes a second then, at most. Each move holds sends to that partition for some ms."""
+
     def __post_init__(self) -> None:
         if not 0 <= self.internal_port <= 65535:
             raise ValueError("cluster.internal_port must be between 0 and 65535")
+        if not 1 <= self.balance_moves_per_s <= 1000:
+            raise ValueError("cluster.balance_moves_per_s must be between 1 and 1000")
         if self.node is None:
             if self.etcd:
                 raise ValueError("cluster.etcd needs cluster.node: a name for this node")

@@ -46,7 +46,7 @@ export class Client {
     socketClass: SocketClass,
   ) {
     const { token, client, binary = false, signal, onState } = options;
-    this.http = new Http({ url, token, signal });
+    this.http = new Http({ url, token, signal, retryMs: options.retryMs });
     this.#connection = new Connection({ url: socketUrl(url), token, client, binary, WebSocket: socketClass, onState });
     const given = Object.fromEntries(Object.entries(options).filter(([, value]) => value !== undefined));
     this.#producer = new Producer(this.#connection, { ...PRODUCER_DEFAULTS, ...given }, binary);

@@ -1,4 +1,5 @@
 /** What is asked over HTTP: topics, offsets, schedules, recurring ones, groups. One method a route of the server's native API. */
+import { waitMs } from "./backoff.js";
 import { ConnectionLost, Refused } from "./errors.js";
 import type { Fields } from "./frames.js";
 import type { TokenSource } from "./connection.js";
@@ -9,7 +10,12 @@ export interface HttpOptions {
   token?: TokenSource | undefined;
   signal?: AbortSignal | undefined;
   fetch?: typeof fetch | undefined;
+  /** How long a request is tried again that the server cannot answer for now. Default 30,000. */
+  retryMs?: number | undefined;
 }
+
+const RETRY_MS = 30_000;
+const PAUSE_MS_MAX = 3_000;
 
 export interface TopicInfo extends Fields {
   topic: string;
@@ -151,7 +157,24 @@ export class Http {
   }
 
   /** Any other route. Rejects with Refused for every status from 400 on, and with ConnectionLost without an answer. */
+  /**
+   * Any route; its answer's JSON, null without one. What the server did not do because it could not for now, and what
+   * nobody has answered and may be asked twice, is asked again for `retryMs`.
+   */
   async call<T>(method: string, target: string, body?: unknown): Promise<T> {
+    const until = Date.now() + (this.options.retryMs ?? RETRY_MS);
+    for (let failures = 1; ; failures++) {
+      try {
+        return await this.#once<T>(method, target, body);
+      } catch (error) {
+        const pause = Math.max(Math.min(waitMs(failures), PAUSE_MS_MAX), (error as Refused).retryAfterMs ?? 0);
+        if (!mayRepeat(method, error) || Date.now() + pause > until) throw error;
+        await new Promise((resolve) => setTimeout(resolve, pause));
+      }
+    }
+  }
+
+  async #once<T>(method: string, target: string, body: unknown): Promise<T> {
     const { token, signal } = this.options;
     const headers: Record<string, string> = {};
     const bearer = typeof token === "function" ? await token() : token;
@@ -173,9 +196,18 @@ export class Http {
     } catch {
       parsed = { message: text.slice(0, 200) }; // of something between us and the server
     }
-    if (!answer.ok) throw Refused.of({ error_code: answer.status, ...(parsed as Fields) });
+    if (!answer.ok) {
+      const retry_after_ms = Number(answer.headers.get("Retry-After")) * 1000;
+      throw Refused.of({ error_code: answer.status, retry_after_ms, ...(parsed as Fields) });
+    }
     return parsed as T;
   }
+}
+
+/** Whether the same may be asked again: nothing was done, or it only looks. */
+function mayRepeat(method: string, error: unknown): boolean {
+  if (error instanceof Refused) return error.retriable && /^503/.test(String(error.code));
+  return error instanceof ConnectionLost && method === "GET";
 }
 
 function path(strings: TemplateStringsArray, ...names: string[]): string {

@@ -4,14 +4,16 @@ import { ConnectionLost, Refused } from "../build/errors.js";
 import { Http } from "../build/http.js";
 
 /** Helpers over a fetch that records what it was asked. */
-function recorded(answer = { status: 200, body: "{}" }, options = {}) {
+function recorded(answers = { status: 200, body: "{}" }, options = {}) {
   const asked = [];
+  const left = [answers].flat();
   const fetch = async (url, { method, headers, body }) => {
     asked.push({ method, url, headers, body: body && JSON.parse(body) });
+    const answer = left.length > 1 ? left.shift() : left[0];
     if (answer instanceof Error) throw answer;
-    return new Response(answer.status === 204 ? null : answer.body, { status: answer.status });
+    return new Response(answer.status === 204 ? null : answer.body, { status: answer.status, headers: answer.headers });
   };
-  return { asked, http: new Http({ url: "ws://host:8082/ws/v1", fetch, ...options }) };
+  return { asked, http: new Http({ url: "ws://host:8082/ws/v1", fetch, retryMs: 0, ...options }) };
 }
 
 test("each helper asks its route, with names escaped", async () => {
@@ -89,4 +91,25 @@ test("no answer is ConnectionLost; an abort is the platform's own error", async 
   await assert.rejects(recorded(new TypeError("fetch failed", { cause: new Error("ECONNREFUSED") })).http.topics(), (error) => error instanceof ConnectionLost && /GET \/mq\/v1\/topics: .*ECONNREFUSED/.test(error.message));
   const aborted = recorded(new DOMException("aborted", "AbortError"), { signal: AbortSignal.abort() });
   await assert.rejects(aborted.http.topics(), { name: "AbortError" });
+});
+
+test("what was not done for now, and looks that nobody answered, are asked again", async () => {
+  const busy = { status: 503, body: '{"error_code":50301,"message":"it moves","retriable":true}', headers: { "Retry-After": "0" } };
+  const done = { status: 200, body: '{"done":true}' };
+  const lost = new TypeError("fetch failed");
+  const retryMs = 30_000;
+  for (const [first, ask] of [[busy, (http) => http.redrive("g")], [lost, (http) => http.topics()]]) {
+    const { http, asked } = recorded([first, done], { retryMs });
+    assert.deepEqual(await ask(http), { done: true });
+    assert.equal(asked.length, 2);
+  }
+  const never = { status: 503, body: '{"error_code":50301,"message":"for good","retriable":false}' };
+  for (const first of [never, lost]) {
+    const { http, asked } = recorded([first, done], { retryMs });
+    await assert.rejects(http.redrive("g"));
+    assert.equal(asked.length, 1);
+  }
+  const { http, asked } = recorded({ ...busy, headers: { "Retry-After": "60" } }, { retryMs });
+  await assert.rejects(http.topics(), (error) => error.retryAfterMs === 60_000);
+  assert.equal(asked.length, 1, "it has said that there is no sense in it");
 });

@@ -80,7 +80,7 @@ class Client:
             self._transport, self._clock, token=self._token, name=self._name, on_state=self._on_state
         )
         self._sender = Sender(connection, self._clock, idempotent=self._idempotent, pending_max=self._pending_max)
-        self._http = Http(self._transport, connection)
+        self._http = Http(self._transport, connection, self._clock)
         try:
             await connection.open()
         except BaseException:

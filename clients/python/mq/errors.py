@@ -57,6 +57,10 @@ class ConnectionLost(MqError):
     itself."""
 
 
+class NotReached(ConnectionLost):
+    """There was no connection: nothing was done."""
+
+
 class QueueFull(MqError):
     """Nothing was sent, because too many records wait already."""
 

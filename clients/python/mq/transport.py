@@ -9,7 +9,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import aiohttp
 
-from mq.errors import Closed, ConnectionLost, MqError
+from mq.errors import Closed, ConnectionLost, MqError, NotReached
 
 SUBPROTOCOL = "mq.v1.json"
 FRAME_BYTES_MAX = 32 * 1024 * 1024
@@ -24,10 +24,11 @@ _TRY_AGAIN = frozenset({408, 425, 429})
 
 
 class Response(NamedTuple):
-    """An HTTP answer. `body` is empty where there is none."""
+    """An HTTP answer. `body` is empty where there is none. `retry_after_s`: when to try again, if the server says."""
 
     status: int
     body: bytes
+    retry_after_s: float | None = None
 
 
 class Socket(Protocol):
@@ -56,7 +57,8 @@ class Transport(Protocol):
     async def request(
         self, method: str, path: str, query: Mapping[str, str], body: bytes | None, token: str | None
     ) -> Response:
-        """One HTTP request, and its whole answer. Raises ConnectionLost without one."""
+        """One HTTP request, and its whole answer. Raises ConnectionLost without one, NotReached when it is certain that
+        the server did not get it."""
         ...
 
     async def close(self) -> None:
@@ -148,7 +150,10 @@ class AiohttpTransport:
                 method, self._url + path, params=query, data=body, headers=headers, ssl=self._ssl,
                 timeout=aiohttp.ClientTimeout(total=REQUEST_S),
             ) as answer:  # fmt: skip
-                return Response(answer.status, await answer.read())
+                after = answer.headers.get("Retry-After", "")
+                return Response(answer.status, await answer.read(), float(after) if after.isdecimal() else None)
+        except aiohttp.ClientConnectorError as error:
+            raise NotReached(f"{method} {self._url}{path}: {error}") from None
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise ConnectionLost(f"{method} {self._url}{path}: {error or type(error).__name__}") from None
 

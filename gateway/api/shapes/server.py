@@ -191,7 +191,7 @@ class Settings(Answer):
 # Where partitions are
 
 
-BrokerState = Literal["up", "avoided", "stopped", "offline", "draining"]
+BrokerState = Literal["up", "avoided", "stopped", "offline", "draining", "drained"]
 
 
 class ShownBroker(Answer):
@@ -210,14 +210,21 @@ class ShownBroker(Answer):
             "stopped",
             "offline",
             "draining",
+            "drained",
             said="`avoided`: keyless records go elsewhere for a while; it was slow. `offline`: its node is not there. "
-            "`draining`: no partition begins on it.",
+            "`draining`: its partitions and groups go to the others, and it takes none. `drained`: they have gone; it "
+            "may be removed for good when it has no sealed segments either.",
         ),
     ]
     reasons: Annotated[list[str], Meta(description="Why it takes no records.")]
     latency_ms: Annotated[float | None, Meta(description="Of sends lately, a moving mean; null: there was none.")]
     excluded_until_ms: Annotated[int | None, Meta(description="Until when it is avoided.")]
     partitions: Annotated[int, Meta(ge=0, description="Whose open segment is on it.")]
+    sealed_segments: Annotated[
+        int, Meta(ge=0, description="Older records of partitions, read from it until they expire.")
+    ]
+    groups: Annotated[int | None, Meta(description="Consumer groups that belong to its node; null: it is alone.")]
+    balancing: Annotated[bool, Meta(description="It takes its share of the partitions now.")]
     url: Annotated[str | None, Meta(description="Where clients reach its node; null: here.")]
     room: Annotated[str | None, Meta(description="The machine room that its node stands in.")]
 
@@ -226,6 +233,14 @@ class BrokerList(Answer):
     """All brokers."""
 
     brokers: list[ShownBroker]
+
+
+class TakenOver(Answer):
+    """What was taken over from a broker that is not there."""
+
+    broker: str
+    partitions: Annotated[int, Meta(ge=0, description="That are on other brokers now.")]
+    groups: Annotated[list[str], Meta(description="That begin anew, on the node that was asked.")]
 
 
 SegmentState = Literal["sealed", "open", "moving"]

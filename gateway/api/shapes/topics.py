@@ -70,7 +70,7 @@ class BrokerBody(Shape):
     codes = {"draining": INVALID}
     more = {"examples": [{"draining": True}]}
 
-    draining: Annotated[bool, Meta(description="No partition begins on it; those that are on it stay until moved.")]
+    draining: Annotated[bool, Meta(description="It gives its partitions and groups to the others, and takes none.")]
 
 
 class MovePartitionBody(Shape):
@@ -80,6 +80,24 @@ class MovePartitionBody(Shape):
     more = {"examples": [{"to": "n2"}]}
 
     to: Annotated[str, chars(NODE_NAME_CHARS_MAX, "A broker of the cluster, by name.")]
+
+
+class TakeoverBody(Shape):
+    """That what only the broker knows is done without (docs/cluster.md, "When a node does not come back")."""
+
+    codes = {"accept_offline": INVALID}
+    more = {"examples": [{"accept_offline": True}]}
+
+    accept_offline: Annotated[bool, Meta(description="Must be true: nothing is taken over by accident.")]
+
+
+class TakePartitionBody(TakeoverBody):
+    """The same of a partition, and where it is to be."""
+
+    codes = {"accept_offline": INVALID, "to": INVALID}
+    more = {"examples": [{"accept_offline": True, "to": "n2"}]}
+
+    to: Annotated[str, chars(NODE_NAME_CHARS_MAX, "A broker; without it, the one with the fewest.")] | UnsetType = UNSET
 
 
 def kafka_settings_schema(limits: Limits) -> dict[str, Schema]:

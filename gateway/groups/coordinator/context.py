@@ -14,7 +14,8 @@ from weakref import WeakValueDictionary
 
 from gateway.brokers.event_log import EventKind, EventLog, RunBlocking
 from gateway.groups.coordinator.records import RecordReader
-from gateway.groups.machines.errors import GroupFull
+from gateway.groups.machines.broadcast import group_of
+from gateway.groups.machines.errors import GroupElsewhere, GroupFull
 from gateway.groups.machines.events import Barrier, Event, decode_events, encode_event
 from gateway.groups.machines.progress import PartitionKey
 from gateway.groups.machines.table import GroupTable
@@ -41,6 +42,42 @@ class OwnTopics(Protocol):
     async def create_own_topic(self, name: str, partitions: int) -> TopicView:
         """The topic, made if need be; one of any shape is returned as it is. Durable on return."""
         ...
+
+
+class Belonging:
+    """Which groups are this node's: those of a server that is alone, all. One that goes to another node leaves first:
+    nobody changes it until it is known whether it has gone."""
+
+    def __init__(self) -> None:
+        self.elsewhere: Callable[[str], GroupElsewhere | None] = lambda group: None
+        """Why a group is not to be asked for here; None: it is this node's, or nobody's yet."""
+
+        self._leaving: dict[str, asyncio.Event] = {}
+
+    def check(self, name: str) -> None:
+        """Raises GroupElsewhere. `name`: as the table has it."""
+        if (error := self.elsewhere(group_of(name))) is not None:
+            raise error
+
+    def is_elsewhere(self, name: str) -> bool:
+        """Whether it is another node's."""
+        return self.elsewhere(group_of(name)) is not None
+
+    @contextmanager
+    def leaving(self, group: str) -> Iterator[None]:
+        """Who writes of the group waits while the block runs."""
+        gone = self._leaving[group] = asyncio.Event()
+        try:
+            yield
+        finally:
+            del self._leaving[group]
+            gone.set()
+
+    async def settled(self, name: str) -> None:
+        """Wait until the group is not leaving. Raises GroupElsewhere."""
+        while self._leaving and (gone := self._leaving.get(group_of(name))) is not None:
+            await gone.wait()
+        self.check(name)
 
 
 class _AllLeases:
@@ -72,13 +109,40 @@ class _AllLeases:
             yield
 
 
+class _GroupTurn:
+    """Of a group; see `Turns.of_group`."""
+
+    __slots__ = ("_belonging", "_group", "_lock")
+
+    def __init__(self, belonging: Belonging, group: str, lock: asyncio.Lock) -> None:
+        self._belonging = belonging
+        self._group = group
+        self._lock = lock
+
+    def locked(self) -> bool:
+        return self._lock.locked()
+
+    async def __aenter__(self) -> None:
+        await self._lock.acquire()
+        try:
+            self._belonging.check(self._group)
+        except BaseException:
+            self._lock.release()
+            raise
+
+    async def __aexit__(self, *error: object) -> None:
+        self._lock.release()
+
+
 class _LeasesTurn:
     """Of some partitions of a group; see `Turns.of_leases`. Not made of other context managers: each receive and each
     ack takes one, and they would cost as much as its records."""
 
-    __slots__ = ("_all_leases", "_held", "_locks")
+    __slots__ = ("_all_leases", "_belonging", "_group", "_held", "_locks")
 
-    def __init__(self, all_leases: _AllLeases, locks: Sequence[asyncio.Lock]) -> None:
+    def __init__(self, belonging: Belonging, group: str, all_leases: _AllLeases, locks: Sequence[asyncio.Lock]) -> None:
+        self._belonging = belonging
+        self._group = group
         self._all_leases = all_leases
         self._locks = locks
         self._held = 0
@@ -89,6 +153,7 @@ class _LeasesTurn:
             for lock in self._locks:
                 await lock.acquire()
                 self._held += 1
+            self._belonging.check(self._group)
         except BaseException:
             self._release()
             raise
@@ -105,20 +170,30 @@ class _LeasesTurn:
 class Turns:
     """Locks by what they guard: a group's members and settings, or its leases in one partition. Who decides an event
     keeps the lock until it is applied: an event that was decided on a state that was about to change does not fit the
-    state it meets, now or at any later start. Locks that nobody holds or waits for take no memory."""
+    state it meets, now or at any later start. Locks that nobody holds or waits for take no memory. Taking a turn raises
+    GroupElsewhere when the group is another node's by then."""
 
-    def __init__(self) -> None:
+    def __init__(self, belonging: Belonging | None = None) -> None:
+        self._belonging = belonging or Belonging()
         self._locks: WeakValueDictionary[tuple[str, PartitionKey | None], asyncio.Lock] = WeakValueDictionary()
         self._all_leases: WeakValueDictionary[str, _AllLeases] = WeakValueDictionary()
 
-    def of_group(self, group: str) -> asyncio.Lock:
+    def of_group(self, group: str) -> _GroupTurn:
         """Members, settings, deletion."""
-        return self._of((group, None))
+        return _GroupTurn(self._belonging, group, self._of((group, None)))
+
+    @asynccontextmanager
+    async def of_any(self, group: str) -> AsyncIterator[None]:
+        """Everything of a group, whichever node it belongs to."""
+        async with self._of((group, None)), self.of_all_leases(group):
+            yield
 
     def of_leases(self, group: str, *keys: PartitionKey) -> _LeasesTurn:
         """Leases in some partitions: taken in the order of the keys, so no two callers wait for each other, and after
         the group's turn when both are needed. Who has some asks for no others."""
-        return _LeasesTurn(self._all_leases_of(group), [self._of((group, key)) for key in sorted(keys)])
+        return _LeasesTurn(
+            self._belonging, group, self._all_leases_of(group), [self._of((group, key)) for key in sorted(keys)]
+        )
 
     @asynccontextmanager
     async def of_all_leases(self, group: str) -> AsyncIterator[None]:
@@ -308,7 +383,8 @@ class Context:
     draining: asyncio.Event
     room: Room
     run_blocking: RunBlocking
-    turns: Turns = field(default_factory=Turns)
+    belonging: Belonging
+    turns: Turns
     members_changed: Changes = field(default_factory=Changes)
     leases_changed: Changes = field(default_factory=Changes)
     """By group: there may be something to receive in any partition."""
@@ -319,8 +395,10 @@ class Context:
     stats: Stats = field(default_factory=Stats)
 
     async def write(self, events: Sequence[Event], *, flushed: bool = True) -> None:
-        """Write events and wait until they are applied, even when cancelled meanwhile. Raises as `EventLog.write`."""
+        """Write events, all of one group, and wait until they are applied, even when cancelled meanwhile. Raises as
+        `EventLog.write`; GroupElsewhere."""
         if events:
+            await self.belonging.settled(events[0].group)
             await uncancelled(self.log.write(events, flushed=flushed))
 
     @asynccontextmanager

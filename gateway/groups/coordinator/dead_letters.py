@@ -15,7 +15,7 @@ from gateway.groups.coordinator.copies import Copy, CopyWriter, copied_from
 from gateway.groups.coordinator.origins import Origins
 from gateway.groups.coordinator.records import Stored
 from gateway.groups.machines.copies import dead_letter, dead_letter_topic, origin_of, retry_copy
-from gateway.groups.machines.errors import GroupFull, IllegalRequest
+from gateway.groups.machines.errors import GroupElsewhere, GroupFull, IllegalRequest
 from gateway.groups.machines.events import DocumentPut, Event
 from gateway.groups.machines.progress import Commit, Found, PartitionKey
 from gateway.groups.machines.settled_letters import KEY, RANGES_MAX, SettledLetters, decode_settled
@@ -53,6 +53,8 @@ class DeadLetters:
                     pass
         except StoreStopped:
             raise
+        except GroupElsewhere:
+            self._doomed.discard((group, key))  # its node looks
         except StoreError as error:
             log.warning("dead letters wait group=%s partition=%s error=%s", group, key.partition, error)
 

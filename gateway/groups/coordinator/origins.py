@@ -34,6 +34,7 @@ class Origins:
         self._context = context
         self._of: dict[str, set[str]] = {}
         self._unread: set[str] = set()
+        self._expected = asyncio.Event()
 
     def of(self, group: str) -> Collection[str] | None:
         """The topics; None while that is not known."""
@@ -51,8 +52,20 @@ class Origins:
         names = (topic.name for topic in self._context.routes.topics())
         self._unread = {name.removeprefix(DEAD_LETTER_PREFIX) for name in names if name.startswith(DEAD_LETTER_PREFIX)}
 
+    def expect(self, group: str) -> None:
+        """A group has come from another node, with its letters."""
+        self._unread.add(group)
+        self._expected.set()
+
+    async def run(self) -> None:
+        """Read all letters that were there at the start, and those of groups that come, until cancelled."""
+        while True:
+            self._expected.clear()
+            await self.read()
+            await self._expected.wait()
+
     async def read(self) -> None:
-        """Read all letters that were there at the start. What cannot be read stays unknown."""
+        """Read what is not known. What cannot be read stays unknown."""
         for group in sorted(self._unread):
             try:
                 await self._read(group)

@@ -220,6 +220,8 @@ class Search:
 def _take_all(entry: Decoded, wanted: Wanted, found: Found) -> bool:
     """Take the records of an entry as they come, as far as there is room; False when there is enough."""
     first = max(entry.base_offset, found.fetched_to)
+    if isinstance(found.fresh, range) and found.fresh.stop < first:
+        return False  # a takeover has left a gap: what is behind it comes with the next receive
     start = found.fresh.start if isinstance(found.fresh, range) else first
     offset, end = first, min(entry.next_offset, first + wanted.limit - found.wanted_count, start + wanted.room)
     _, _, store_time_ms, json_values, raw_keys = entry.at(first)

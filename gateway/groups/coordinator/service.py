@@ -11,6 +11,7 @@ Its parts do the work, and what they offer is bound here by name, so that a call
     receiving     which records a consumer gets, and the wait for them (`search`: what there is in one partition)
     settling      ack, nack, extend, give back, reject
     dead_letters  what was rejected or failed too often, and its way back
+    handover      groups that leave for another node, or come from one
     looking       pages of groups, open records and lags
     origins       which topics that came from
     copies        records on their way to a retry or a dead-letter topic
@@ -52,9 +53,19 @@ from prometheus_client.samples import Sample
 
 from gateway.brokers.base import Broker
 from gateway.brokers.event_log import EventLog, RunBlocking
-from gateway.groups.coordinator.context import GROUP_EVENTS, Context, GroupLimits, OwnTopics, Room, Stats
+from gateway.groups.coordinator.context import (
+    GROUP_EVENTS,
+    Belonging,
+    Context,
+    GroupLimits,
+    OwnTopics,
+    Room,
+    Stats,
+    Turns,
+)
 from gateway.groups.coordinator.copies import CopyWriter
 from gateway.groups.coordinator.dead_letters import DeadLetters
+from gateway.groups.coordinator.handover import Handover
 from gateway.groups.coordinator.looking import Looking
 from gateway.groups.coordinator.lossy_replay import LossyReplay
 from gateway.groups.coordinator.offsets import Offsets
@@ -162,6 +173,7 @@ class Coordinator:
             run_blocking=run_blocking,
         )
         self._table = table
+        self.belonging = Belonging()
         self._context = Context(
             table=table,
             log=self._log,
@@ -174,6 +186,8 @@ class Coordinator:
             draining=draining,
             room=Room(table, limits),
             run_blocking=run_blocking,
+            belonging=self.belonging,
+            turns=Turns(self.belonging),
         )
         self._directory = directory
         self._files = files
@@ -183,6 +197,7 @@ class Coordinator:
         self.stream = stream = StreamMode(self._context)
         self._offsets = offsets = Offsets(self._context, stream)
         self.dead_letters = DeadLetters(self._context, self._copies)
+        self.handover = Handover(self._context, self.dead_letters.origins)
 
         # The methods of `Groups` that a part does (those of receiving and settling: see `start`).
         self.join, self.heartbeat, self.share_changed = stream.join, stream.heartbeat, stream.share_changed
@@ -217,7 +232,8 @@ class Coordinator:
         """Read what there is. Raises Corrupt, OSError, and what reading raises."""
         keys: list[bytes] = []
         await self._run_blocking(lambda: keys.append(load_or_make_key(self._directory, self._files)))
-        signer = self.looking.signer = Signer(keys)
+        signer = self.looking.signer = self.handover.signer = Signer(keys)
+        self.handover.keys = keys
         settling = Settling(self._context, self._copies, self.dead_letters, signer)
         self._receiving = Receiving(
             self._context,
@@ -236,6 +252,7 @@ class Coordinator:
                 self._apply(event)
             await self._log.save()
         self.dead_letters.origins.start()
+        self.handover.start()
         self._table.progress.open()
         self._context.stats.reset()  # what was read is not what has happened
         self._topics_changed.set()
@@ -251,7 +268,7 @@ class Coordinator:
                 self._now_and_then(DEAD_LETTER_INTERVAL_MS, self.dead_letters.dead_letter_all),
                 name="groups dead letters",
             )
-            tasks.create_task(self.dead_letters.origins.read(), name="groups origins")
+            tasks.create_task(self.dead_letters.origins.run(), name="groups origins")
             tasks.create_task(self._now_and_then(DEAD_LETTER_INTERVAL_MS, self._save_if_due()), name="groups snapshot")
             tasks.create_task(self._now_and_then(LAG_INTERVAL_MS, self._read_lags), name="groups lag")
             tasks.create_task(self._follow_topics(), name="groups topics")

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from secrets import token_hex
 from typing import TypeVar
 
@@ -26,7 +27,14 @@ from gateway.groups.coordinator.start_positions import decide_follow
 from gateway.groups.machines.broadcast import is_lone, lone_group, member_of
 from gateway.groups.machines.config import BROADCAST
 from gateway.groups.machines.copies import check_group_name
-from gateway.groups.machines.errors import GroupActive, GroupError, GroupFull, IllegalRequest, UnknownMember
+from gateway.groups.machines.errors import (
+    GroupActive,
+    GroupElsewhere,
+    GroupError,
+    GroupFull,
+    IllegalRequest,
+    UnknownMember,
+)
 from gateway.groups.machines.events import (
     AssignmentAsked,
     DocumentPut,
@@ -249,7 +257,7 @@ class StreamMode:
         now_ms = context.monotonic_ms()
         for name in [group.name for group in context.table.groups() if group.membership.members()]:
             if self._look_at_ms.get(name, 0) <= now_ms:
-                await self._look_at(name)
+                await self._look_at_own(name)
                 await asyncio.sleep(0)  # it may not have waited for anything
 
     async def topics_changed(self) -> None:
@@ -258,7 +266,7 @@ class StreamMode:
         for event in context.table.decide_prune(self._exists):  # asked of the groups' topics, however many there are
             await self._prune(event)
         for name in [group.name for group in context.table.groups() if group.membership.members()]:
-            await self._look_at(name)
+            await self._look_at_own(name)
             await asyncio.sleep(0)
 
     def _exists(self, topic_id: int) -> bool:
@@ -270,9 +278,14 @@ class StreamMode:
 
     async def _prune(self, event: Forgotten) -> None:
         context = self._context
-        async with context.whole_group(event.group):
-            if event.group in context.table:
-                await context.write([event])
+        with suppress(GroupElsewhere):
+            async with context.whole_group(event.group):
+                if event.group in context.table:
+                    await context.write([event])
+
+    async def _look_at_own(self, name: str) -> None:
+        with suppress(GroupElsewhere):  # its node looks
+            await self._look_at(name)
 
     async def _look_at(self, name: str) -> None:
         context = self._context

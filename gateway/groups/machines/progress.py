@@ -27,7 +27,7 @@ Invariants
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import islice
@@ -399,12 +399,13 @@ class Progress:
             case _:
                 assert_never(event)
 
-    def snapshot(self) -> Iterable[OffsetsCommitted]:
+    def snapshot(self, groups: Collection[str] | None = None) -> Iterable[OffsetsCommitted]:
         """Events that lead an empty table to this state, each of bounded size: the state as it is at this call, though
-        the events are made one by one, later and in another thread: that of millions takes seconds."""
+        the events are made one by one, later and in another thread: that of millions takes seconds. `groups`: of these
+        alone."""
         topics = [
             (group, topic_id, offsets.copy())
-            for group in self.groups()
-            for topic_id, offsets in sorted(self._offsets[group].items())
+            for group in (self.groups() if groups is None else groups)
+            for topic_id, offsets in sorted(self._offsets.get(group, {}).items())
         ]
         return _events_of(topics)

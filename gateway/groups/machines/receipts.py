@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import binascii
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from hmac import compare_digest
 from typing import NamedTuple
@@ -94,8 +94,16 @@ class Signer:
     def __init__(self, keys: Sequence[bytes]) -> None:
         if not keys or not all(KEY_BYTES_MIN <= len(key) <= KEY_BYTES_MAX for key in keys):
             raise ValueError(f"receipts need a key, and each key {KEY_BYTES_MIN} to {KEY_BYTES_MAX} bytes")
+        self._keys = list(keys)
         self._keyed = [blake2b(digest_size=_SIGNATURE_BYTES, key=key) for key in keys]
         self._remembered: dict[str, tuple[str, _Run]] = {}  # by signed text: group, run
+
+    def accept(self, keys: Iterable[bytes]) -> None:
+        """Accept these too from now on: those of nodes that groups came from."""
+        for key in keys:
+            if key not in self._keys:
+                self._keys.append(key)
+                self._keyed.append(blake2b(digest_size=_SIGNATURE_BYTES, key=key))
 
     def sign(self, group: str, receipt: Receipt) -> str:
         """The text of a receipt."""

@@ -18,7 +18,7 @@ Python takes for it, measured on 64 bits. Bounds are looked at when something is
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import assert_never
@@ -216,17 +216,17 @@ class GroupTable:
                 events.append(Forgotten(name, tuple(gone)))
         return events
 
-    def snapshot(self) -> Iterable[Event]:
+    def snapshot(self, names: Collection[str] | None = None) -> Iterable[Event]:
         """Events that lead an empty table to this state (but for times of members, which begin anew): the state as it
-        is at this call, see `Progress.snapshot`."""
+        is at this call, see `Progress.snapshot`. `names`: of these groups alone."""
         parts: list[Iterable[Event]] = []
-        for name in self.names():
+        for name in self.names() if names is None else names:
             group = self._groups[name]
             parts.append([Configured(name, group.settings)])
             parts.append([DocumentPut(name, key, content) for key, content in sorted(group.documents.items())])
             parts.append(group.membership.snapshot())
             parts += [queue.snapshot() for queue in group.queues.values()]
-        parts.append(self.progress.snapshot())
+        parts.append(self.progress.snapshot(names))
         return chain.from_iterable(parts)
 
     # What has been decided and written

@@ -3,7 +3,8 @@
 A consumer group, a recurring schedule and a schedule belong to one node: groups and recurring schedules to the one that
 was first asked for them, schedules to the one whose timer holds them, which their ids name. Another node sends the
 request on as it came, with the caller's credentials, and passes the answer back as it comes (relaying.py); likewise an
-event stream, or a socket that subscribes by its URL, of a consumer of a group. A request is sent on once at most.
+event stream, or a socket that subscribes by its URL, of a consumer of a group. A group may move
+meanwhile: then the node that had it sends the request on once more. Whatever else was sent on is not sent on again.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from gateway.api.cluster import GROUPS, RECURRING, Cluster
 from gateway.auth.credentials import TICKET_PARAMETER, TICKET_SUBPROTOCOL
 from gateway.codec.schedule_ids import split_node
 from gateway.errors import OVERLOADED, RequestError
+from gateway.groups.machines.errors import GroupError
 from gateway.surfaces.http.context import Forwards, Gateway
 from gateway.surfaces.http.relaying import (
     CONNECT_TIMEOUT_S,
@@ -38,12 +40,14 @@ from gateway.surfaces.http.routes import Handler
 log = logging.getLogger(__name__)
 
 FORWARDED = "Mq-Forwarded-By"
-"""Names the node that has sent a request on."""
+"""Names the nodes that have sent a request on."""
+
+HOPS_MAX = 2
 
 _NOT_ON = HOP_BY_HOP | {name.lower() for name in (hdrs.HOST, hdrs.CONTENT_LENGTH, hdrs.ORIGIN, FORWARDED)}
 """The host and the origin were checked here."""
 
-_NOT_OF_SOCKETS = {name.lower().encode() for name in (hdrs.HOST, hdrs.ORIGIN, FORWARDED)}
+_NOT_OF_SOCKETS = {name.lower().encode() for name in (hdrs.HOST, hdrs.ORIGIN)}
 
 
 class Forwarder:
@@ -69,7 +73,8 @@ class Forwarder:
     async def answer(self, gateway: Gateway, request: web.Request, body: bytes, node: str) -> web.StreamResponse:
         """What a node answers to this request. Raises RequestError 503 when it does not, ConnectionError when the
         client is gone."""
-        if FORWARDED in request.headers:
+        passed = request.headers.getall(FORWARDED, [])
+        if len(passed) >= HOPS_MAX:
             raise _unreachable(node, "the nodes do not agree on whose this is; ask again")
         member = self._cluster.members.get(node)
         if member is None:
@@ -80,7 +85,8 @@ class Forwarder:
         headers = CIMultiDict((name, value) for name, value in request.headers.items() if name.lower() not in _NOT_ON)
         if body:
             headers.popall(hdrs.CONTENT_ENCODING, None)  # it was inflated when it was read
-        headers[FORWARDED] = self._cluster.name
+        for name in (*passed, self._cluster.name):
+            headers.add(FORWARDED, name)
         try:
             asking = self._http.request(request.method, url, data=body or None, headers=headers, allow_redirects=False)
             response = await while_there(request, asking)
@@ -119,7 +125,12 @@ def forwarding(gateway: Gateway, path: str, handler: Handler) -> Handler:
                 known = await cluster.claim(kind, name)
             owner = known or cluster.name
         if owner == cluster.name:
-            return await handler(gateway, request, body)
+            try:
+                return await handler(gateway, request, body)
+            except (GroupError, RequestError):
+                if kind is None or (now := cluster.owner(kind, name)) is None or now == owner:
+                    raise
+                owner = now  # it has moved meanwhile: nothing was done here, and what was found is not so
         return await forwarder.answer(gateway, request, body, owner)
 
     return forwarded

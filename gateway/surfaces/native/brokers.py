@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from aiohttp import web
 
-from gateway.api.cluster import MoveView
+from gateway.api.cluster import GROUPS, Cluster, MoveView
 from gateway.api.pages import read_cursor, write_cursor
 from gateway.api.shapes import server
 from gateway.api.shapes.queries import (
@@ -23,9 +23,10 @@ from gateway.api.shapes.queries import (
     NoQuery,
     TopicRoutesQuery,
 )
-from gateway.api.shapes.topics import BrokerBody, MovePartitionBody
+from gateway.api.shapes.topics import BrokerBody, MovePartitionBody, TakeoverBody, TakePartitionBody
 from gateway.cluster.balance import NoTaker, Partition, plan_drain, plan_share
-from gateway.cluster.mover import UnknownBroker
+from gateway.cluster.mover import StillThere, UnknownBroker
+from gateway.errors import invalid
 from gateway.routing.base import Route, TopicView, UnknownPartition
 from gateway.surfaces.http.answers import check_accept, json_answer, packed
 from gateway.surfaces.http.context import Gateway
@@ -39,39 +40,39 @@ PARTITIONS_A_TURN = 2_000
 
 
 async def list_brokers(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
-    """All brokers: what each is, whether it takes records, how quickly it answers, and how many partitions are open on
-    it."""
+    """All brokers: what each is, whether it takes records, how quickly it answers, and what is on it."""
     read_query(NoQuery, request, gateway)
     return json_answer(request, server.BrokerList(await _brokers(gateway)))
 
 
 async def change_broker(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
-    """Have no partition begin on a broker from now on (`draining`), or have them begin there again. What is on it stays
-    until it is moved."""
+    """Have a broker drain (`draining`), or take partitions again. It moves its partitions and groups to the others, or
+    its share of the partitions to itself, in the background: `GET /mq/v1/brokers` shows how many it has."""
     check_accept(request)
     draining = read_shape(BrokerBody, body, gateway).draining
     name = request.match_info["broker"]
-    if gateway.cluster is None:
-        raise UnknownBroker("this server is no node of a cluster")
-    await gateway.cluster.set_draining(name, draining)
+    await _cluster(gateway).set_draining(name, draining)
     return json_answer(request, next(row for row in await _brokers(gateway) if row.broker == name))
 
 
 async def _brokers(gateway: Gateway) -> list[server.ShownBroker]:
     routes = gateway.routes_table
     counts: Counter[str] = Counter()
-    async for name, _, _ in _owners(gateway):
+    sealed_counts: Counter[str] = Counter()
+    async for name, topic, partition in _owners(gateway):
         counts[name] += 1
+        sealed_counts.update(one.broker.name for one in routes.chain(topic, partition)[:-1])
     now_ms = perf_counter() * 1000
     rows = []
     cluster = gateway.cluster
+    group_counts = {} if cluster is None else cluster.owned_counts(GROUPS)
     for name in sorted({*counts, *gateway.admin.brokers(), *(() if cluster is None else cluster.members)}):
         left_ms, latency_ms = routes.avoided_ms(name, now_ms), routes.latency_ms(name)
         own_reasons = list(gateway.admin.ready()) if name in gateway.admin.brokers() else []
         state: server.BrokerState = "stopped" if own_reasons else "avoided" if left_ms else "up"
         member = None if cluster is None else cluster.members.get(name)
         if member is not None and member.draining and not own_reasons:
-            state = "draining"
+            state = "draining" if counts[name] or group_counts.get(name) else "drained"
         if cluster is not None and not cluster.is_there(name):
             state = "offline"
         excluded_until_ms = round(gateway.clock.now_ms() + left_ms) if left_ms else None
@@ -84,6 +85,9 @@ async def _brokers(gateway: Gateway) -> list[server.ShownBroker]:
                 latency_ms=latency_ms,
                 excluded_until_ms=excluded_until_ms,
                 partitions=counts[name],
+                sealed_segments=sealed_counts[name],
+                balancing=member is not None and member.balancing,
+                groups=None if cluster is None else group_counts.get(name, 0),
                 url=None if member is None else member.url,
                 room=routes.room_of(name) or None,
             )
@@ -117,7 +121,7 @@ async def plan_broker(gateway: Gateway, request: web.Request, _: bytes) -> web.S
         on.setdefault(owner, []).append((topic, partition))
     takers = set()
     for row in await _brokers(gateway):
-        if row.state in ("up", "avoided") or (row.broker == name and row.state == "draining"):
+        if row.state in ("up", "avoided") or (row.broker == name and row.state in ("draining", "drained")):
             takers.add(row.broker)
         if row.broker == name:
             on.setdefault(name, [])
@@ -183,6 +187,51 @@ async def move_partition(gateway: Gateway, request: web.Request, body: bytes) ->
     elif to not in gateway.admin.brokers():
         raise UnknownBroker(f"there is no broker {to} here")
     return json_answer(request, _route(gateway, view, partition, _moves(gateway)))
+
+
+async def take_over_partition(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
+    """Go on with a partition whose broker is not there, on another one. Its offsets make a jump, so that none is given
+    twice; older ones are an error until the broker is back, and can be read then."""
+    check_accept(request)
+    wanted = read_shape(TakePartitionBody, body, gateway)
+    _check_accepted(wanted)
+    view, partition = topic_in(gateway, request), partition_in(request)
+    assert partition is not None
+    await _cluster(gateway).take_over(view.name, partition, wanted.to or None)
+    return json_answer(request, _route(gateway, view, partition, _moves(gateway)))
+
+
+async def take_over_broker(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
+    """The same of all partitions whose open segment is on a broker that is not there. Its groups belong to this node
+    from then on, without their offsets, leases and settings, which only the broker has."""
+    check_accept(request)
+    _check_accepted(read_shape(TakeoverBody, body, gateway))
+    cluster, routes, name = _cluster(gateway), gateway.routes_table, request.match_info["broker"]
+    if name not in cluster.members:
+        raise UnknownBroker(f"there is no broker {name} in this cluster")
+    if cluster.is_there(name):
+        raise StillThere(f"broker {name} is there: drain it")
+    count = 0
+    for view in routes.topics():
+        for partition in range(view.partitions):
+            if routes.writable(view.name, partition).broker.name == name:
+                await cluster.take_over(view.name, partition, None)
+                count += 1
+    groups = sorted(cluster.owned(GROUPS, name))
+    for group in groups:
+        await cluster.take_over_owned(GROUPS, group)
+    return json_answer(request, server.TakenOver(name, count, groups))
+
+
+def _check_accepted(wanted: TakeoverBody) -> None:
+    if not wanted.accept_offline:
+        raise invalid("accept_offline must be true: what a takeover means is in docs/cluster.md")
+
+
+def _cluster(gateway: Gateway) -> Cluster:
+    if gateway.cluster is None:
+        raise UnknownBroker("this server is no node of a cluster")
+    return gateway.cluster
 
 
 async def _routes(

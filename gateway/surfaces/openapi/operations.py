@@ -258,6 +258,18 @@ _OPS: dict[str, Operation] = {
         answers={200: _json("Where it is.", ref("ShownRoute"))},
         errors=(400, 404, 422, *PARTITION, *WRITES),
     ),
+    "take_over_partition": Operation(
+        tag="Operations",
+        body=_body(ref("TakePartition")),
+        answers={200: _json("Where it is.", ref("ShownRoute"))},
+        errors=(400, 404, 409, 422, *PARTITION, *WRITES),
+    ),
+    "take_over_broker": Operation(
+        tag="Operations",
+        body=_body(ref("Takeover")),
+        answers={200: _json("What was taken over.", ref("TakenOver"))},
+        errors=(400, 404, 409, 422, *WRITES),
+    ),
     "list_connections": Operation(
         tag="Operations",
         answers={200: _json("A page of them.", ref("ConnectionPage"), "Vary", "Content-Encoding")},

@@ -41,10 +41,16 @@ async def _nothing(_: object) -> None:
     """Topics come from nowhere else."""
 
 
+async def _no_groups(_group: str, _events: bytes, _size_bytes: int, _revision: int) -> bool:
+    """There are none here."""
+    return False
+
+
 class PeerService:
     """Answers operations. `queues_of` names all queues of a topic. `know` learns of topics, by id, that other nodes may
     have learned of before; it returns at once when it knows them all. `look_at` applies what the metadata says of a
-    topic, by name. `more`: operations that are no broker's, by name."""
+    topic, by name. `more`: operations that are no broker's, by name. `take_group` takes a group that leaves another node;
+    see `PeerBroker.take_group`."""
 
     def __init__(
         self,
@@ -56,6 +62,7 @@ class PeerService:
         know: Callable[[Collection[int]], Awaitable[None]] = _nothing,
         look_at: Callable[[str], Awaitable[None]] = _nothing,
         more: Mapping[str, Callable[[Head], Awaitable[Head]]] | None = None,
+        take_group: Callable[[str, bytes, int, int], Awaitable[bool]] = _no_groups,
     ) -> None:
         self._broker = broker
         self._secret = secret
@@ -63,6 +70,7 @@ class PeerService:
         self._queues_of = queues_of
         self._know = know
         self._look_at = look_at
+        self.take_group = take_group
         self._seen = SeenRequests()
         self._changes: dict[int, _TopicChanges] = {}
         self.refused_count = 0
@@ -80,6 +88,7 @@ class PeerService:
             "import_ids": self._import_ids,
             "expire_queue": self._expire_queue,
             "look_at_topic": self._look_at_topic,
+            "take_group": self._take_group,
             **{name: _plain(answer) for name, answer in (more or {}).items()},
         }
 
@@ -206,6 +215,12 @@ class PeerService:
     async def _look_at_topic(self, head: Head, _: Batches) -> bytes:
         await self._look_at(str(head["name"]))
         return peer_wire.pack({})
+
+    async def _take_group(self, head: Head, batches: Batches) -> bytes:
+        taken = await self.take_group(
+            str(head["group"]), batches.take(head["size"]), int(head["size_bytes"]), int(head["revision"])
+        )
+        return peer_wire.pack({"taken": taken})
 
     async def _changed(self, head: Head, _: Batches) -> bytes:
         """Which queues of a topic have got records since a number, and their ends, waiting for the first; all of them

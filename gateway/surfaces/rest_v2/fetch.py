@@ -102,6 +102,8 @@ async def fetch_records(gateway: Gateway, request: web.Request, _: bytes) -> web
     if not fetched.min_offset <= pull.start <= fetched.max_offset:
         pull.start = _reset(query.reset, pull.start, fetched)
         fetched = await _fetch(gateway, request, pull)
+    if fetched.entries and fetched.entries[0].base_offset > pull.start:  # a takeover has left a gap
+        pull.start = fetched.entries[0].base_offset
     if kind.is_lines:
         return await _streamed(gateway, request, pull, fetched)
     return await _answer(gateway, request, pull, fetched, _bounds_headers(pull, fetched))

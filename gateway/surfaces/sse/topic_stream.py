@@ -309,7 +309,7 @@ class Stream:
             followed.partition,
             fetched.entries,
             self._fmt,
-            start=followed.offset,
+            start=max(followed.offset, fetched.entries[0].base_offset) if fetched.entries else followed.offset,
             stop=fetched.next_offset,
             topic_id=followed.topic_id if self._fmt is None else None,
             tag_filter=self._filter,

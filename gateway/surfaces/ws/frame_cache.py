@@ -159,6 +159,10 @@ class FrameCache:
                 raise OutOfRange(fetched)
             if fetched.status is ReadStatus.TOO_LARGE:
                 return Portion((), fetched.max_offset)
+            if fetched.entries and fetched.entries[0].base_offset > offset and wanted.filter is None:
+                # A takeover has left a gap: it is as empty as what a filter leaves.
+                gap = EncodedRange(offset, fetched.entries[0].base_offset, (), b"", (), b"", ())
+                return Portion((gap,), fetched.max_offset)
             ranges = _frame_cache(topic, partition, offset, fetched, wanted, min(RENDER_COUNT_MAX, count_max))
             if is_shared:
                 for _ in range(1, RENDERS_A_READ_MAX):

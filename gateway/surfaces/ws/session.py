@@ -20,7 +20,7 @@ from gateway.api.errors import error_of
 from gateway.api.tasks import Tasks, stop
 from gateway.auth.access import Access, Permission
 from gateway.errors import LIMIT_ILLEGAL, RequestError
-from gateway.groups.machines.errors import GroupError
+from gateway.groups.machines.errors import GroupElsewhere, GroupError
 from gateway.settings.limits import Limits
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.ws import protocol
@@ -301,7 +301,12 @@ class Session:
             await self._end(subscription.name, error)
 
     async def _end(self, name: str, error: Refusal | None) -> None:
-        """End one subscription; with an error, say so."""
+        """End one subscription; with an error, say so. When its group has gone to another node, the socket closes as
+        when the server stops: its client comes back, and goes on there as the member that it was."""
+        if isinstance(error, GroupElsewhere) and self._close is not None:
+            log.info("socket=%s subscription=%s: %s", self.name[:12], name, error)
+            self._close(CloseCode.SHUTDOWN)
+            return
         running = self._running.pop(name, None)
         if running is None:
             return

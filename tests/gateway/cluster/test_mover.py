@@ -15,11 +15,13 @@ import pytest
 
 from gateway.cluster.memory import MemoryMetadata
 from gateway.cluster.metadata import OutcomeUnknown, Value
+from gateway.cluster.move import TAKEN_OFFSETS
 from gateway.cluster.mover import MoveConflict, Mover, UnknownBroker, key_of
-from gateway.cluster.record import PartitionState, encode
+from gateway.cluster.record import PartitionState, decode, encode
 from store import record_batch
-from store.errors import UnknownQueue
-from store.types import ID_BYTES, Boundary, Identity, ProducerSequence
+from store.errors import SealedQueue, UnknownQueue
+from store.record_batch import Record
+from store.types import ID_BYTES, Acks, Append, Boundary, Identity, ProducerSequence, QueueKey
 from tests.gateway.cluster.nodes import MOVE_ERRORS, NAMES, TOPIC, Cluster, settle
 from tests.seeds import each_seed
 from tests.store.kit import abandon
@@ -360,3 +362,50 @@ async def test_partitions_move_between_nodes_over_http_while_all_send_and_read()
                 assert followed[via, partition] == everything
                 own = [value for value in everything if value.startswith(via.encode())]
                 assert own == [f"{via}-{partition}-{number}".encode() for number in range(len(own))], "in order"
+
+
+async def read_on(made: Cluster, via: str) -> list[tuple[int, bytes]]:
+    """Offsets and values from the first one on, each read where the one before ended."""
+    reader = made.nodes[via].reader
+    at, high = await reader.bounds(TOPIC, 0)
+    found = []
+    while at < high:
+        result = await reader.read(TOPIC, 0, at, max_bytes=1000)
+        for entry in result.entries:
+            found += [(r.offset, r.value or b"") for r in record_batch.decode(entry.batch) if r.offset >= at]
+        assert result.next_offset > at
+        at = result.next_offset
+    return found
+
+
+@pytest.mark.parametrize("is_remote", [False, True])
+async def test_what_is_taken_over_from_a_broker_that_lives_is_neither_lost_nor_given_twice(is_remote: bool) -> None:
+    """n1 is cut off and hears nothing: what it acknowledges meanwhile is read from it, until the first reader has come
+    to its end."""
+    async with asyncio.timeout(PATIENCE_S), cluster(is_remote=is_remote) as made:
+        topic_id = made.topic.topic_id
+        assert [await made.send("n1", b"%d" % number) for number in range(3)] == [0, 1, 2]
+        await made.pause("n1")
+        known = await made.nodes["n2"].mover.take_over(topic_id, 0, "n2")
+        assert (await made.nodes["n2"].mover.take_over(topic_id, 0, "n2")) == known, "it is there already"
+        await settle()
+        assert await made.send("n1", b"3") == 3, "a stale writer"
+        late = TAKEN_OFFSETS
+        assert [await made.send("n3", value) for value in (b"a", b"b")] == [late, late + 1]
+        everything = [*((number, b"%d" % number) for number in range(4)), (late, b"a"), (late + 1, b"b")]
+        assert await read_on(made, "n3") == everything
+        stale = made.nodes["n1"].routes.writable(TOPIC, 0)
+        batch = record_batch.encode([Record(None, b"4", 0)])
+        with pytest.raises(SealedQueue):
+            await stale.broker.append([Append(queue=stale.queue, batch=batch, record_count=1)], acks=Acks.FLUSHED)
+        made.resume("n1")
+        await settle()
+        assert await made.send("n1", b"c") == late + 2
+        assert await read_on(made, "n1") == [*everything, (late + 2, b"c")]
+        reader = made.nodes["n1"].reader
+        assert await reader.offset_for_time(TOPIC, 0, made.clock.now_ms() + 1, Boundary.LOWER) == late + 3
+        (first, *_) = known.record.segments
+        assert (first.taken, first.end, decode(encode(known.record))) == (True, late, known.record)
+        assert (await made.nodes["n3"].mover.trim(topic_id, 0)).record.segments == known.record.segments
+        await made.nodes["n1"].broker.expire_queue(QueueKey(topic_id, 0), 4)
+        assert len((await made.nodes["n3"].mover.trim(topic_id, 0)).record.segments) == 1

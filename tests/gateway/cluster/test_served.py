@@ -18,6 +18,7 @@ from random import Random
 from typing import Any
 
 import aiohttp
+import mq as mq_client
 import orjson
 import pytest
 
@@ -156,7 +157,7 @@ class Nodes:
 
 
 class Refused(Exception):
-    """An answer that is an error."""
+    """An answer that is an error: its JSON."""
 
 
 @asynccontextmanager
@@ -255,13 +256,16 @@ async def _owns_as_it_says(nodes: Nodes) -> None:
     assert [line.split()[:3] for line in ran.stdout.splitlines()[-2:]] == [["n1", "up", "3"], ["n2", "up", "0"]]
     assert (await asyncio.to_thread(mq, "partition", "move", TOPIC, "--to", "n1", url=url)).returncode == 2
     ran = await asyncio.to_thread(mq, "broker", "drain", "n1", url=url)
-    assert ran.stdout == f"n1 has no open partition; partitions moved: {PARTITIONS}\n", ran.stderr
-    assert (await nodes.done("n1", "GET", "/mq/v1/brokers"))["brokers"][0]["state"] == "draining"
+    assert ran.stdout.startswith("n1 is drained; "), ran.stderr
+    (drained, _) = (await nodes.done("n1", "GET", "/mq/v1/brokers"))["brokers"]
+    assert (drained["state"], drained["partitions"], drained["groups"]) == ("drained", 0, 0)
+    assert drained["sealed_segments"] > 0
     await nodes.done("n1", "PUT", "/mq/v1/topics/elsewhere", json={"partitions": 2})
     owners = [row["owner"] for row in (await nodes.done("n1", "GET", "/mq/v1/topics/elsewhere/routes"))["partitions"]]
     assert owners == ["n2", "n2"], "none begins on a broker that drains"
     ran = await asyncio.to_thread(mq, "broker", "add", "n1", "--json", url=url)
-    assert [orjson.loads(line)["owner"] for line in ran.stdout.splitlines()] == ["n1", "n1"], ran.stderr
+    row = orjson.loads(ran.stdout)
+    assert (row["state"], row["partitions"], row["balancing"]) == ("up", 2, False), ran.stderr
     assert (await asyncio.to_thread(mq, "broker", "drain", "n9", url=url)).returncode == 1
 
 
@@ -300,6 +304,7 @@ async def _belongs_to_one_node(nodes: Nodes) -> None:
         "n2", "POST", "/mq/v1/groups/workers/messages:ack", json={"receipts": [row["receipt"] for row in first]}
     )
     assert [result["ok"] for result in acked["results"]] == [True] * 5
+    await _goes_on_when_its_node_drains(nodes, path, second)
     sent = await nodes.done(
         "n1", "POST", f"/topics/{TOPIC}/partitions/1", json={"records": [{"value": "x", "delay_ms": 60_000}]},
         headers=JSON,
@@ -314,6 +319,41 @@ async def _belongs_to_one_node(nodes: Nodes) -> None:
     assert (await nodes.ask("n1", "GET", f"/topics/{TOPIC}"))[0] == 404
 
 
+async def _goes_on_when_its_node_drains(nodes: Nodes, path: str, leased: list[Any]) -> None:
+    """Leases, receipts, waits, consumer instances: whoever uses a group does not notice."""
+    await nodes.done("n1", "PUT", "/mq/v1/topics/quiet", json={"partitions": 1})
+    v2 = {"Content-Type": "application/vnd.kafka.v2+json"}
+    instance = "/consumers/readers/instances/one"
+    made = {"name": "one", "format": "json", "auto.offset.reset": "earliest", "auto.commit.enable": "false"}
+    await nodes.done("n1", "POST", "/consumers/readers", json=made, headers=v2)
+    await nodes.done("n1", "POST", f"{instance}/subscription", json={"topics": [TOPIC]}, headers=v2)
+    accepts = {"Accept": "application/vnd.kafka.json.v2+json"}
+    before = await nodes.done("n1", "GET", f"{instance}/records?max_bytes=300", headers=accepts)
+    await nodes.done("n1", "POST", f"{instance}/offsets", headers=v2)
+    wait = {"topics": ["quiet"], "wait_ms": 15_000, "start": "earliest", "max_messages": 1}
+    patient = "/mq/v1/groups/patient/messages:receive"
+    waiting = [asyncio.create_task(nodes.done("n1", "POST", patient, json=wait))]
+    while (await nodes.ask("n2", "GET", "/mq/v1/groups/patient"))[0] != 200:  # noqa: ASYNC110
+        await asyncio.sleep(0.02)
+    waiting.append(asyncio.create_task(nodes.done("n2", "POST", patient, json=wait)))
+    ran = await asyncio.to_thread(mq, "broker", "drain", "n1", "--json", url=nodes.servers["n2"].url)
+    row = orjson.loads(ran.stdout)
+    assert (row["state"], row["groups"]) == ("drained", 0), ran.stderr
+    acked = await nodes.done(
+        "n1", "POST", path.replace("receive", "ack"), json={"receipts": [r["receipt"] for r in leased]}
+    )
+    assert [result["ok"] for result in acked["results"]] == [True] * len(leased)
+    after = await nodes.done("n1", "GET", f"{instance}/records?max_bytes=300", headers=accepts)
+    places = [(row["partition"], row["offset"]) for row in (*before, *after)]
+    assert before
+    assert after
+    assert len(places) == len(set(places))
+    await nodes.done("n1", "POST", "/topics/quiet", json={"records": [{"value": 1}, {"value": 2}]}, headers=JSON)
+    found = [row for answer in await asyncio.gather(*waiting) for row in answer["messages"]]
+    assert sorted((row["offset"], row["delivery_attempt"]) for row in found) == [(0, 1), (1, 1)]
+    await nodes.done("n1", "PATCH", "/mq/v1/brokers/n1", json={"draining": False})
+
+
 @pytest.mark.matrix
 async def test_three_nodes_lose_nothing_while_one_is_killed(tmp_path: Path, etcd: EtcdServer) -> None:
     async with asyncio.timeout(4 * PATIENCE_S), served(tmp_path, etcd, Random(25), 3) as nodes:
@@ -324,6 +364,85 @@ async def test_three_nodes_lose_nothing_while_one_is_killed(tmp_path: Path, etcd
         alone = Server(tmp_path / "n1" / "data", {"MQ_KAFKA_ENABLED": "false"})
         with pytest.raises(AssertionError, match="belongs to node n1 of cluster"):
             await alone.start()
+
+
+@pytest.mark.matrix
+async def test_what_a_dead_node_had_is_taken_over_and_read_again_when_it_is_back(
+    tmp_path: Path, etcd: EtcdServer
+) -> None:
+    async with asyncio.timeout(4 * PATIENCE_S), served(tmp_path, etcd, Random(27), 3) as nodes:
+        await nodes.done("n1", "PUT", f"/mq/v1/topics/{TOPIC}", json={"partitions": 1})
+        await nodes.done("n1", "POST", f"/mq/v1/topics/{TOPIC}/partitions/0/move", json={"to": "n1"})
+        path = f"/topics/{TOPIC}/partitions/0"
+        receive = {"topics": [TOPIC], "max_messages": 2, "start": "earliest"}
+
+        async def send(name: str, *values: int) -> list[int]:
+            records = {"records": [{"value": value} for value in values]}
+            return [
+                row["offset"] for row in (await nodes.done(name, "POST", path, json=records, headers=JSON))["offsets"]
+            ]
+
+        assert await send("n2", 0, 1, 2) == [0, 1, 2]
+        group = "/mq/v1/groups/lost/messages:receive"
+        assert len((await nodes.done("n1", "POST", group, json=receive))["messages"]) == 2
+        url = nodes.servers["n2"].url
+        takeover = ("partition", "takeover", TOPIC, "0")
+        refused = await asyncio.to_thread(mq, *takeover, "--accept-offline", url=url)
+        assert "is there: move the partition" in refused.stderr
+        await nodes.servers["n1"].kill()
+        assert (await nodes.ask("n2", "POST", path, json={"records": [{"value": 0}]}, headers=JSON))[0] == 503
+        warned = await asyncio.to_thread(mq, *takeover, url=url)
+        assert warned.returncode == 2
+        assert "nothing is skipped" in " ".join(warned.stderr.split())
+        while (await nodes.done("n2", "GET", "/mq/v1/brokers"))["brokers"][0]["state"] != "offline":  # noqa: ASYNC110
+            await asyncio.sleep(0.2)
+        taken = await asyncio.to_thread(mq, *takeover, "--accept-offline", "--to", "n3", "--json", url=url)
+        route = orjson.loads(taken.stdout)
+        (sealed, opened) = route["segments"]
+        assert (sealed["broker"], opened["broker"], opened["first_offset"]) == ("n1", "n3", sealed["end_offset"])
+        first = opened["first_offset"]
+        assert await send("n2", 3, 4) == [first, first + 1]
+        with pytest.raises(Refused, match="503"):
+            await nodes.fetch("n2", 0, 0)
+        assert [row.value for row in await nodes.fetch("n2", 0, first)] == [3, 4]
+        ran = await asyncio.to_thread(mq, "broker", "takeover", "n1", "--accept-offline", "--json", url=url)
+        assert orjson.loads(ran.stdout) == {"broker": "n1", "partitions": 0, "groups": ["lost"]}, ran.stderr
+        assert (await nodes.ask("n3", "POST", "/mq/v1/groups/lost/messages:receive", json=receive))[0] == 503
+        await nodes.servers["n1"].start()
+        for name in nodes.servers:
+            seen: list[Seen] = []
+            while more := await nodes.fetch(name, 0, seen[-1].offset + 1 if seen else 0):
+                seen += more
+            assert [(row.offset, row.value) for row in seen] == [(0, 0), (1, 1), (2, 2), (first, 3), (first + 1, 4)]
+        assert await send("n1", 5) == [first + 2]
+        found: list[int] = []
+        while len(found) < 6:
+            answer = await nodes.done("n1", "POST", group, json={**receive, "max_messages": 10})
+            found += [row["offset"] for row in answer["messages"]]
+        assert found == [0, 1, 2, first, first + 1, first + 2], "the group begins anew"
+        await _goes_on_over_the_gap(nodes, first)
+
+
+async def _goes_on_over_the_gap(nodes: Nodes, first: int) -> None:
+    """Readers of every other kind, from the first record on: consumer instances, sockets, lines, whole batches."""
+    expected = [0, 1, 2, first, first + 1, first + 2]
+    v2 = {"Content-Type": "application/vnd.kafka.v2+json"}
+    made = {"name": "one", "format": "json", "auto.offset.reset": "earliest", "auto.commit.enable": "false"}
+    await nodes.done("n2", "POST", "/consumers/gap", json=made, headers=v2)
+    instance = "/consumers/gap/instances/one"
+    await nodes.done("n2", "POST", f"{instance}/subscription", json={"topics": [TOPIC]}, headers=v2)
+    found: list[int] = []
+    while len(found) < 6:
+        accepts = {"Accept": "application/vnd.kafka.json.v2+json"}
+        found += [row["offset"] for row in await nodes.done("n2", "GET", f"{instance}/records", headers=accepts)]
+    assert found == expected
+    async with mq_client.connect(nodes.servers["n2"].url) as client:
+        read = []
+        async for message in client.read(TOPIC, start="earliest"):
+            read.append(message.offset)
+            if len(read) == 6:
+                break
+    assert read == expected
 
 
 @pytest.mark.long

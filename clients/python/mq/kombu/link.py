@@ -385,7 +385,7 @@ class Link:
         async def probed() -> None:
             transport = AiohttpTransport(self._url, self._ssl)
             try:
-                status, _ = await transport.request("GET", "/readyz", {}, None, None)
+                status, *_ = await transport.request("GET", "/readyz", {}, None, None)
             finally:
                 await transport.close()
             if status != 200:

@@ -41,6 +41,8 @@ _BODIES: dict[str, type[Struct]] = {
     "NewTopic": topics.NewTopicBody,
     "BrokerChanges": topics.BrokerBody,
     "MovePartition": topics.MovePartitionBody,
+    "Takeover": topics.TakeoverBody,
+    "TakePartition": topics.TakePartitionBody,
     "TopicChanges": topics.TopicChangesBody,
     "StrimziTopic": topics.StrimziTopicBody,
     "PartitionsToName": consumers.PartitionsBody,

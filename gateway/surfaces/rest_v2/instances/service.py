@@ -117,18 +117,21 @@ class Instances:
 
     def restore(self) -> None:
         """Take up the instances of an earlier run. Called once, before any other call."""
-        for group, key, content in self._groups.documents(prefix=DOCUMENT_PREFIX):
+        self.take_up(None)
+
+    def take_up(self, group: str | None) -> None:
+        """Take up the instances of a group that has come from another node (None: of all groups)."""
+        for of, key, content in self._groups.documents(group, prefix=DOCUMENT_PREFIX):
             name = key.removeprefix(DOCUMENT_PREFIX)
             try:
-                instance = decode_instance(group, name, content)
+                instance = decode_instance(of, name, content)
             except (ValueError, KeyError, TypeError, RequestError, GroupError) as error:
-                log.error(
-                    "consumer instance cannot be read and is gone group=%s instance=%s error=%r", group, name, error
-                )
+                log.error("consumer instance cannot be read and is gone group=%s instance=%s error=%r", of, name, error)
                 continue
             live = _Live(instance, self._monotonic_s())
             live.is_member = instance.wish is not None and instance.generation is not None
-            self._lives[group, name] = live
+            self._lives[of, name] = live
+            self._follow(live)
 
     # Instances
 

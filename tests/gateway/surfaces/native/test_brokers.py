@@ -24,7 +24,8 @@ async def ask(client: Client, path: str) -> Any:
 async def test_brokers_say_how_they_are(client: Client, gateway: Gateway, broker: FakeBroker) -> None:
     (row,) = (await ask(client, "/brokers"))["brokers"]
     idle = {"broker": "local", "kind": "embedded", "url": None, "reasons": [], "partitions": 4, "room": None}
-    assert row == {**idle, "state": "up", "latency_ms": None, "excluded_until_ms": None}
+    on_it = {"sealed_segments": 0, "groups": None, "balancing": False}
+    assert row == {**idle, **on_it, "state": "up", "latency_ms": None, "excluded_until_ms": None}
     assert (await client.post("/topics/orders", json={"records": [{"value": "MQ=="}]})).status == 200
     (row,) = (await ask(client, "/brokers"))["brokers"]
     assert row["latency_ms"] > 0
@@ -42,6 +43,10 @@ async def test_a_server_that_is_alone_has_nowhere_to_move_partitions(client: Cli
     assert (await client.post(f"{path}/4/move", json={"to": "local"})).status == 404
     assert (await client.post(f"{path}/0/move", json={})).status == 422
     assert (await client.patch("/mq/v1/brokers/local", json={"draining": True})).status == 404
+    for taken in (f"{path}/0/takeover", "/mq/v1/brokers/local/takeover"):
+        assert (await client.post(taken, json={"accept_offline": True})).status == 404
+        for body in ({"accept_offline": False}, {}):
+            assert (await client.post(taken, json=body)).status == 422
     assert (await client.patch("/mq/v1/brokers/local", json={"draining": 1})).status == 422
     assert len((await ask(client, "/topics/orders/routes?limit=3"))["partitions"]) == 3
     assert await ask(client, "/topics/nothing/routes") == 40401
@@ -53,13 +58,16 @@ class FakeCluster:
     name = "local"
     members: Mapping[str, object] = MappingProxyType(
         {
-            name: SimpleNamespace(name=name, draining=name == "n3", url=f"http://{name}")
+            name: SimpleNamespace(name=name, draining=name == "n3", balancing=False, url=f"http://{name}")
             for name in ("local", "n2", "n3", "n4")
         }
     )
 
     def is_there(self, name: str) -> bool:
         return name != "n4"
+
+    def owned_counts(self, _: str) -> dict[str, int]:
+        return {"n3": 1}
 
     def moves(self) -> dict[tuple[int, int], Move]:
         topic_ids = ((16, 1), (16, 2), (99, 0), (16, 3))
