@@ -49,8 +49,8 @@ async def _no_groups(_group: str, _events: bytes, _size_bytes: int, _revision: i
 class PeerService:
     """Answers operations. `queues_of` names all queues of a topic. `know` learns of topics, by id, that other nodes may
     have learned of before; it returns at once when it knows them all. `look_at` applies what the metadata says of a
-    topic, by name. `more`: operations that are no broker's, by name. `take_group` takes a group that leaves another node;
-    see `PeerBroker.take_group`."""
+    topic, by name. `more`: operations that are no broker's, by name. `take_group` takes a group that leaves another
+    node; see `PeerBroker.take_group`."""
 
     def __init__(
         self,
