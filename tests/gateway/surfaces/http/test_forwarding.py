@@ -20,7 +20,8 @@ from gateway.api.cluster import Cluster
 from gateway.errors import OVERLOADED
 from gateway.surfaces.http.answer_memory import SMALL_BYTES
 from gateway.surfaces.http.context import Gateway
-from gateway.surfaces.http.forwarding import AHEAD_BYTES_MAX, FORWARDED, Forwarder
+from gateway.surfaces.http.forwarding import FORWARDED, Forwarder
+from gateway.surfaces.http.relaying import AHEAD_BYTES_MAX
 from store.limits import MiB
 from tests.clock import FakeClock
 from tests.contract import stubbed
