@@ -43,7 +43,6 @@ TESTED_THROUGH_OTHERS = {
     "gateway.cluster.peer_link": "gateway/surfaces/peer/test_server.py",
     "gateway.main.worker": "gateway/main/test_workers.py",
     "gateway.main.worker_counts": "gateway/main/test_workers.py",
-    "gateway.surfaces.http.relaying": "gateway/main/test_workers.py",
     "gateway.main.group_moves": "gateway/cluster/test_served.py",
     "gateway.main.readings": "gateway/surfaces/native/test_stats.py",
     "gateway.settings.cluster": "gateway/settings/test_config.py",

@@ -21,7 +21,7 @@ from gateway.auth.access import NOBODY, OPEN, Access, Permission
 from gateway.auth.address import counted_as
 from gateway.auth.authenticator import unauthenticated
 from gateway.auth.rates import Rates
-from gateway.errors import RATE_LIMITED, RequestError
+from gateway.errors import RATE_LIMITED, TOPIC_NOT_FOUND, RequestError
 from gateway.settings.limits import Limits
 from gateway.surfaces.http.answer_memory import Allowance
 from gateway.surfaces.http.caller import Caller, access_of, grant
@@ -52,6 +52,8 @@ def admission(gateway: Gateway, path: str, permission: Permission, origins: Orig
         elif access is not OPEN:
             names = request.match_info
             topic = names["topic"] if has_topic else None
+            if topic is not None and "/" in topic:  # no topic's name, but in a right it would be a light queue's
+                raise RequestError(TOPIC_NOT_FOUND, "Topic not found.")
             access.check(
                 permission,
                 topic=f"{topic}/{names['queue']}" if has_queue else topic,

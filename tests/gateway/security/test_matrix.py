@@ -172,6 +172,7 @@ DECLARED: dict[str, Permission] = {
     "POST /mq/v1/brokers/{broker}/takeover": OPERATE,
     "GET /mq/v1/brokers/{broker}/plan": OPERATE,
     "GET /mq/v1/moves": OPERATE,
+    "GET /mq/v1/topics/{topic}/queues/{queue}/records": RECEIVE,
     "GET /mq/v1/topics/{topic}/routes": OPERATE,
     "POST /mq/v1/topics/{topic}/partitions/{partition}/move": OPERATE,
     "POST /mq/v1/topics/{topic}/partitions/{partition}/takeover": OPERATE,
