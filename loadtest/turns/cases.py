@@ -567,7 +567,7 @@ def _queues() -> Iterator[Case]:
     yield Case("receive", "of the largest batch", receive(["tiny"], "second"))
     nothing = receive(["empty"], "many-0")
     yield Case("receive", "from 1,024 empty partitions", nothing, held_ms_max=LOOKED_MS_MAX)
-    yield Case("receive", "for 100 groups at once", many_groups, held_ms_max=LOOKED_MS_MAX)
+    yield Case("receive", "for 100 groups at once", many_groups)  # a turn may hold several of the hundred
     yield Case("receive", "from 1,024 partitions", receive(["wide"], "third"), held_ms_max=LOOKED_MS_MAX)
     yield Case("receive", "from them again", receive(["wide"], "third"))
     for op, more in (("extend", {"invisible_ms": 60_000}), ("nack", {"delay_ms": 1}), ("reject", {}), ("ack", {})):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import struct
 import time
+from collections import deque
 from contextlib import suppress
 from itertools import chain
 
@@ -30,7 +31,7 @@ def _decodes(batch: bytearray) -> bool:
     record_batch._LENGTH.pack_into(batch, 8, len(batch) - 12)
     count = record_batch.record_count(batch)
     with suppress(MalformedBatch, RecordTooLarge, IllegalRecord):
-        record_batch._check_records(batch, 0, count, True, None)
+        deque(record_batch._check_records(batch, 0, count, True, None), maxlen=0)
         return True
     return False
 

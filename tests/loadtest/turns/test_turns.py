@@ -15,7 +15,7 @@ import pytest
 from gateway.main.routes import ROUTES
 from gateway.surfaces.ws.commands import PERMISSIONS
 from loadtest.turns import Turn, measure, run
-from loadtest.turns.cases import LOOKED_MS_MAX, Case, Client, Size, cases
+from loadtest.turns.cases import HELD_MS_MAX, LOOKED_MS_MAX, Case, Client, Size, cases
 
 SHORT = {
     "produce": (
@@ -70,7 +70,8 @@ def test_the_dearest_requests_leave_others_their_turn(tmp_path: Path) -> None:
 
     turns = measure(size=Size.QUICK, wanted=wanted, directory=tmp_path)
     assert seen == {(route, name) for route, names in SHORT.items() for name in names}
-    assert [turn for turn in turns if is_late(turn)] == []
+    # Other tests run beside this one: the tighter bound of some is for the long test, on a quiet machine.
+    assert [turn for turn in turns if turn.ms > HELD_MS_MAX] == []
 
 
 @pytest.mark.long
