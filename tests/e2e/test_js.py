@@ -20,7 +20,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 CLIENT = REPOSITORY / "clients" / "js"
 SERVED = REPOSITORY / "gateway" / "examples" / "mq.js"
 NODE_MAJOR_MIN = 20
-BUNDLE_BYTES_MAX = 12.5 * 1024
+BUNDLE_BYTES_MAX = 12_800
 
 TYPED = (
     "client", "connection", "errors", "frames", "http", "index", "message", "options", "places", "producer",
