@@ -407,8 +407,11 @@ class RocksDbConsumeQueues(ConsumeQueues):
         if last is not None:
             queue.flushed_count = queue.max_offset = _BOUND.unpack(last)[1] + 1
         if first is not None:
-            queue.min_position, min_offset = _BOUND.unpack(first)
-            queue.min_offset = min(min_offset, queue.max_offset)
+            min_position, min_offset = _BOUND.unpack(first)
+            if min_offset <= queue.max_offset:
+                queue.min_position, queue.min_offset = min_position, min_offset
+            else:  # it was raised past units that no flush had written: those are replayed, and it is found again
+                queue.min_offset = queue.max_offset
         return queue
 
     def _correct_min(self, queue: _Queue) -> None:

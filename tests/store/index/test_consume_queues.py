@@ -520,6 +520,19 @@ def test_min_offset_moves_into_what_is_still_in_memory(index: Open) -> None:
     assert queues.runs(Q, 10, 10) == runs_of(entries, 10, 10)
 
 
+def test_a_min_offset_in_what_no_flush_has_written_is_found_again(index: Open) -> None:
+    log, queues = Log(), index()
+    entries = [log.entry(count=5) for _ in range(4)]
+    for entry in entries:
+        queues.append(entry)
+    queues.advance_min(entries[2].position)
+    assert queues.bounds(Q) == Bounds(10, 20)
+    queues = index(log)  # the log still has what was given up; nothing was flushed
+    queues.advance_min(entries[2].position)
+    assert queues.bounds(Q) == Bounds(10, 20)
+    assert queues.runs(Q, 10, 10) == runs_of(entries, 10, 10)
+
+
 def test_a_log_that_lost_its_beginning_while_the_index_was_closed(index: Open) -> None:
     log, queues = Log(), index()
     entries = [log.entry(count=50) for _ in range(4)]
