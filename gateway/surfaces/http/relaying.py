@@ -116,8 +116,8 @@ Lost = Callable[[Exception], RequestError]
 
 
 async def while_there(request: web.Request, work: Awaitable[T]) -> T:
-    """The result of work for a client, which is given up when that goes: the other process has to learn of it, as what
-    it hands out to nobody may count as taken. Raises ConnectionError then."""
+    """The result of work for a client, which is given up when that goes: the other process has to learn of it, as
+    records that were not delivered may count as taken. Raises ConnectionError then."""
     working = asyncio.ensure_future(work)
     leaving = cast(Connection, request.protocol).lost()
     try:
