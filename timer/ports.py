@@ -97,7 +97,7 @@ class Partitions(Protocol):
 
 
 class OwnPartitions:
-    """The partitions of a log whose queues they are, for a timer that nobody stands above. A restart learns from the
+    """The partitions of a log whose queues they are, for a timer without a server above it. A restart learns from the
     log which records were stored."""
 
     def __init__(self, log: Log) -> None:

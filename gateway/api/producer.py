@@ -1010,7 +1010,7 @@ class Producer:
             yield _Part(own, route, append)
 
     def _check_light(self, view: TopicView, partition: int) -> None:
-        """Raises NoLightQueues for a partition whose light queues nobody could read."""
+        """Raises NoLightQueues for a partition whose light queues could not be read."""
         light_route(self._routes, view.name, partition)
 
     def _answer_known(self, send: _Send, part: _Part, found: Mapping[int, Original]) -> _Part | None:

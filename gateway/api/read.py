@@ -1,8 +1,8 @@
 """Reading a partition and waiting at its end: every way out (pull, long poll, stream, socket, consumer instance) goes
 through here, in logical offsets.
 
-A partition may be a chain of queues on several brokers: `routing/` reads it in the partition's offsets, so nobody above
-it knows about queues.
+A partition may be a chain of queues on several brokers: `routing/` reads it in the partition's offsets, so no module
+above it knows about queues.
 
 A read never waits. A caller at the end of partitions is woken by `watch` (one call for one end) or `watching` (several
 ends, for the length of a block), and reads again. Deadlines, least amounts of bytes, rights that end and

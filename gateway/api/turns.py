@@ -1,4 +1,4 @@
-"""A request may name thousands of things, and nobody else is served while they are gone through: so they are gone
+"""A request may name thousands of things, and no other request is served while they are gone through: so they are gone
 through a few a turn of the event loop."""
 
 from __future__ import annotations

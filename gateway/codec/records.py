@@ -788,7 +788,7 @@ def _fragment(data: bytes) -> orjson.Fragment:
 
 
 _BETWEEN = secrets.randbits(62)
-"""Put between values that are looked at together. Nobody can know it, so no value holds it."""
+"""Put between values that are looked at together. It is random, so no value holds it."""
 
 
 def are_shown_plainly(

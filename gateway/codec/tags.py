@@ -34,8 +34,8 @@ RESERVED_PREFIX = "mq-"
 
 SENT_HEADERS = frozenset((TAG_HEADER, MESSAGE_GROUP_HEADER))
 """Those of them that a sender gives its records: as fields where it sends JSON, as they are in raw batches. With any
-other a raw batch is refused, as JSON is: what the server says of a record (when it was due, where it came from), nobody
-else may say."""
+other a raw batch is refused, as JSON is: what the server says of a record (when it was due, where it came from), no
+client else may say."""
 
 DELAYED_HEADERS = SENT_HEADERS | {SCHEDULE_KEY_HEADER}
 """The same, of records that are delayed."""

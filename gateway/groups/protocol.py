@@ -138,7 +138,7 @@ class PlannedMove:
 
 
 class GroupCounts(NamedTuple):
-    """How much a group has: members in stream mode, records handed out or given back, dead letters."""
+    """How much a group has: members in stream mode, records leased or given back, dead letters."""
 
     member_count: int
     in_flight: int
@@ -154,7 +154,7 @@ class LeaseKey(NamedTuple):
 
 
 class LeaseView(NamedTuple):
-    """An open record of queue mode. `is_leased`: in a consumer's hands until `until_ms`; else it is to be handed out
+    """An open record of queue mode. `is_leased`: in a consumer's hands until `until_ms`; else it is to be delivered
     again from then on. `consumer`: who holds a receipt of this delivery, as far as the caller knew."""
 
     topic: str
@@ -269,7 +269,7 @@ class Groups(Protocol):
         ...
 
     def members(self, group: str) -> Mapping[str, Member]:
-        """Who is in a group in stream mode, by id, the longest first; nobody where there is no such group. To be looked
+        """Who is in a group in stream mode, by id, the longest first; none where there is no such group. To be looked
         at now: it changes with the group. It costs nothing however many there are, but in a broadcasting group."""
         ...
 
@@ -442,7 +442,7 @@ class Groups(Protocol):
     async def nack(
         self, group: str, receipts: Sequence[str], *, delay_ms: int | None = None, reason: str = ""
     ) -> list[Settled]:
-        """Not done: to be handed out again after `delay_ms`, or after the group's back-off. After the last attempt the
+        """Not done: to be delivered again after `delay_ms`, or after the group's back-off. After the last attempt the
         reason goes with the dead letter."""
         ...
 

@@ -178,7 +178,7 @@ _decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
 
 
 def decode_events(values: Iterable[bytes | None]) -> list[Event]:
-    """Raises ValueError: an event that nobody understands must not be skipped."""
+    """Raises ValueError: an unknown event must not be skipped."""
     try:
         return [_decoder.decode(value or b"") for value in values]
     except msgspec.MsgspecError as error:

@@ -84,7 +84,7 @@ class Side(NamedTuple):
 
 
 class Used(NamedTuple):
-    """What a run took: processor seconds of the server, of the client, and of nobody, and how long it was."""
+    """What a run took: processor seconds of the server, of the client, and idle, and how long it was."""
 
     server_s: float
     client_s: float

@@ -198,7 +198,7 @@ class Stream(PartitionedSubscription[T]):
         if not news:
             return
         done = [progress.done for progress in news]
-        # While the subscription is being closed nobody waits for another connection.
+        # While the subscription is being closed nothing waits for another connection.
         answer = await self._ask({"op": "ack", "cursor": self._news(news)}, repeatable=not self._is_closing)
         refused: Refused | None = None
         for progress, offset, result in zip(news, done, answer.results, strict=True):

@@ -7,7 +7,7 @@
 A message is *given* when the loop gets it, and *done* when the loop asks for the next one.
 
 Invariants
-    S1  a slow consumer has at most its credit waiting here, and slows nobody else on the connection
+    S1  a slow consumer has at most its credit waiting here, and slows no other on the connection
     S2  reader, stream: a message is given at most once as long as its partition stays here: over lost connections, lost
         sessions and restarts of the server
     S3  stream: what is committed is done
@@ -308,7 +308,7 @@ class Subscription(Generic[T]):
             return
         self._is_over = True
         self._error = error
-        # A reader still gets what has come; the others could not settle it, and after aclose() nobody wants it.
+        # A reader still gets what has come; the others could not settle it, and after aclose() it is not wanted.
         if error is None or self.mode != "reader":
             self._inbox.clear()
         if not self._ready.done():

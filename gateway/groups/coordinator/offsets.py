@@ -65,7 +65,7 @@ LAG_METRIC = "mq_group_lag"
 LAGS_PER_TURN = 100
 
 FEW = 64
-"""Partitions for which nobody waits for another's stretch of work."""
+"""A request for at most so many partitions does not wait for the stretch of work of another."""
 
 
 class Offsets:

@@ -29,7 +29,7 @@ Leases of one partition change under its turn. Events of queue mode, and when th
     Settled, Rejected       flushed before the answer (C5)
 
     crash                                        what a restart finds
-    before the first use is durable              no position: nobody has got anything, and the next receive begins anew
+    before the first use is durable              no position: no consumer has got anything, the next receive begins anew
     after it, before a lease is written          the position, in all partitions; the records as they were
     after the lease, before the answer           the lease; it ends by itself, or is asked for again by attempt_id
     before an ack is durable                     the lease, or its end: the record is delivered again
@@ -120,7 +120,7 @@ LOOK_INTERVAL_MS = 200
 """How often it is asked whose session is over."""
 
 DEAD_LETTER_INTERVAL_MS = 1_000
-"""How often it is asked which records were handed out for the last time and came back by silence."""
+"""How often it is asked which records were delivered for the last time and came back by silence."""
 
 LAG_INTERVAL_MS = 5_000
 """How old the lag in the metrics may be."""

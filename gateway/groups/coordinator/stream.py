@@ -1,6 +1,6 @@
 """Stream mode: members come and go, partitions move between them, offsets are committed.
 
-Every change is decided under the group's turn, written flushed, and applied before anybody is told. Joins that come
+Every change is decided under the group's turn, written flushed, and applied before it is answered. Joins that come
 while one is being written share the next go, and with it one rebalance; so do those who leave. The members of a
 broadcasting group are groups of their own here (see gateway/groups/machines/broadcast.py); who joins without a name
 leaves no position behind.
@@ -64,7 +64,7 @@ from store.errors import RecordTooLarge, UnknownQueue
 Decided = TypeVar("Decided")
 
 NAMELESS = "m-"
-"""Begins the ids that are made here. Nobody comes back under such a one: a broadcasting group keeps no position for
+"""Begins the ids that are made here. No member comes back under such a one: a broadcasting group keeps no position for
 it."""
 
 SHARED_IN_LOOP_MAX = 2_000
@@ -360,7 +360,7 @@ class StreamMode:
             raise GroupFull(f"group={group} has {config.members_max} members, which is its limit")
 
     def partitions_of(self, group: str, member_id: str, partitions: Sequence[TopicPartition]) -> list[Partition]:
-        """Partitions by topic id. Those of a topic that is gone belong to nobody and are left out."""
+        """Partitions by topic id. Those of a topic that is gone have no owner and are left out."""
         share = self._context.table.get(self._joined(group, member_id)).membership.share(member_id)
         wanted = set(partitions)
         return [p for p in (*share.assigned, *share.revoking) if TopicPartition(p.topic, p.partition) in wanted]

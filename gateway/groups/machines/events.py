@@ -53,7 +53,7 @@ class MemberLeft:
 
 @dataclass(frozen=True, slots=True)
 class AssignmentAsked:
-    """A generation begins in which `leader` is to compute the assignment; until then nothing is given to anybody."""
+    """A generation begins in which `leader` is to compute the assignment; until then no member is given anything."""
 
     group: str
     generation: int
@@ -145,7 +145,7 @@ class Forgotten:
 
 @dataclass(frozen=True, slots=True)
 class Leased:
-    """Records of one partition are handed out until `until_ms` (epoch ms), each for one attempt more than before.
+    """Records of one partition are leased until `until_ms` (epoch ms), each for one attempt more than before.
 
     First, the records up to `fetched_to` come under the group's care: those in `fresh` are open, all others were
     filtered out and are done. `message_groups` has one name a fresh record, or is empty; `attempts` likewise has the
@@ -166,7 +166,7 @@ class Leased:
 
 @dataclass(frozen=True, slots=True)
 class LeaseMoved:
-    """Leases end at another time (extended), or records wait until then to be handed out again (given back).
+    """Leases end at another time (extended), or records wait until then to be delivered again (given back).
 
     `uncounted`: they never reached the consumer, and the attempt does not count.
     """

@@ -84,7 +84,7 @@ class Group:
     """Partitions in queue mode."""
 
     open_count: int = 0
-    """Records handed out or taken, and not done, in all partitions."""
+    """Records leased or taken, and not done, in all partitions."""
 
     @property
     def size_bytes(self) -> int:

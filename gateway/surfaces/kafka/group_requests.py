@@ -102,7 +102,7 @@ def _asked(session: Session, version: int, request: Message) -> JoinAsked:
     protocol_type = request["protocol_type"]
     protocols = {one["name"]: one["metadata"] for one in request["protocols"]}
     topics, owned = subscription_of(protocol_type, next(iter(protocols.values()), b""))
-    # Partitions of a topic that it may not read are nobody's loss but the group's, so it is not given any.
+    # A member that may not read a topic would leave its partitions unread, so it is given none of them.
     wanted = frozenset(topic for topic in topics if session.may(Permission.RECEIVE, topic=topic))
     rebalance_ms = request.get("rebalance_timeout_ms", -1)
     member = KafkaMember(
@@ -204,7 +204,7 @@ async def offset_commit(session: Session, version: int, request: Message) -> Mes
             member = MemberKey(member_id, generation) if member_id or generation >= 0 else None
             await session.gateway.groups.commit(group, commits, member)
     except GroupActive:
-        group_code = errors.UNKNOWN_MEMBER_ID  # somebody without a membership, in a group that has members
+        group_code = errors.UNKNOWN_MEMBER_ID  # no member, in a group that has members
     except _Errors as error:
         group_code = _code(error)
     topics = []

@@ -1,4 +1,4 @@
-"""Consumer groups: what they are, how far they are, and queue mode, in which records are handed out one by one.
+"""Consumer groups: what they are, how far they are, and queue mode, in which records are leased one by one.
 
     messages:receive   records on lease, each with a receipt, to whoever asks; no instance, no membership
     messages:ack       done               messages:extend   needs more time; new receipts
@@ -409,7 +409,7 @@ async def ack(gateway: Gateway, request: web.Request, body: bytes) -> web.Respon
 
 
 async def nack(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
-    """Give records back: to be handed out again after `delay_ms`, or as the group's back-off table says."""
+    """Give records back: to be delivered again after `delay_ms`, or as the group's back-off table says."""
     check_accept(request)
     return await _settled(gateway, request, read_shape(NackBody, body, gateway))
 

@@ -8,7 +8,7 @@ What a record has besides its value travels in the query when it is sent (key, t
 `Mq-Header-<name>` in both directions; HTTP compares names without case, so they are stored in lower case. Names and
 values are percent-encoded where HTTP would not take them as they are; a value is UTF-8 before that.
 
-A body from anybody is answered to others with the type that its sender chose, so answers say `nosniff` and are
+A client's body is answered to others with the type that its sender chose, so answers say `nosniff` and are
 sandboxed: no browser runs a stored page as one of this server's.
 """
 

@@ -129,7 +129,7 @@ SCHEDULES = web.AppKey("schedules", ScheduleAdmin)
 async def list_schedules(gateway: Gateway, request: web.Request, _: bytes) -> web.StreamResponse:
     """One page of pending schedules, in the order of acceptance, or with `order=due` the first due first.
 
-    A `key` needs its `topic`: there is no index of keys. What is accepted while somebody turns pages in the order of
+    A `key` needs its `topic`: there is no index of keys. What is accepted while a client turns pages in the order of
     due times may show some seconds later. `total` is exact; null where it would be counted anew for each page: when
     there is more than one page of a key, and behind the first page of a time range.
     A page may be short, even empty, and still have a `next_cursor`.
@@ -345,7 +345,7 @@ async def _check(gateway: Gateway, request: web.Request, schedule_id: ScheduleId
             raise _gone(Standing.UNKNOWN)
         topic_id = schedule.topic_id
     view = _topic_of(gateway, topic_id)
-    if view is None:  # deleted: nobody has rights on it any more, nor is to learn that it was there
+    if view is None:  # deleted: no client has rights on it, nor is to learn that it was there
         if not access.allows(Permission.OPERATE):
             raise _gone(Standing.UNKNOWN)
     elif access.allows(Permission.DESCRIBE, topic=view.name):

@@ -5,8 +5,8 @@ until `Consumer.watch` wakes it. Nothing is read without credit, and what credit
 again later, so a client that returns no credit costs no memory.
 
 Partitions come and go while it runs (a rebalance); what of a partition has been put out before it goes is sent before.
-A topic that is gone ends the subscription, unless somebody else takes its partitions away (a pattern, a group): then
-they just lie.
+A topic that is gone ends the subscription, unless a pattern or a group takes its partitions away: then they
+just lie.
 
 Invariants
     S1  messages of a partition are pushed in offset order, without a gap; each once
@@ -108,7 +108,7 @@ class Feed:
         outlives_topics: bool = False,
     ) -> None:
         """`check_topic` raises RequestError when the client may not read a topic. It is asked for each frame of what
-        groups have written: who may read that, changes with what is written. `outlives_topics`: somebody removes the
+        groups have written: who may read that, changes with what is written. `outlives_topics`: its owner removes the
         partitions of a topic that is gone."""
         self.name = name
         self.ledger = ledger

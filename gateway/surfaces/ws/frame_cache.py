@@ -1,7 +1,7 @@
 """Ranges of partitions as they go into frames, encoded once for all sockets that follow them.
 
-What is at an offset never changes (C3), so an encoded range is good for everybody who stands at its first offset and
-wants the same form, filter and size. A thousand followers of one partition share one read and one encoding; what is
+What is at an offset never changes (C3), so an encoded range is good for every reader that stands at its first offset
+and wants the same form, filter and size. A thousand followers of one partition share one read and one encoding; what is
 their own (name, number, credit) is put around it by the frame.
 
     range of 3 messages     body  {..},{..},{..}     marks: where each message ends in the body
@@ -141,7 +141,7 @@ class FrameCache:
                 return Portion((found,), None)
             if not is_shared or (reading := self._reading.get(key)) is None:
                 break
-            await reading.wait()  # somebody else reads it right now
+            await reading.wait()  # another reader is reading it now
         read = asyncio.Event()
         if is_shared:
             self._reading[key] = read

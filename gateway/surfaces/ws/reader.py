@@ -165,7 +165,7 @@ class Reader:
             return None
 
     async def end(self) -> None:
-        """Nobody else keeps anything for a reader."""
+        """Nothing else is kept for a reader."""
 
     def _wanted_topics(self) -> list[TopicView]:
         return wanted_topics(self._routes, self._command.topics, self._pattern, self._access)

@@ -12,7 +12,7 @@ from gateway.surfaces.ws.protocol import CloseCode
 from store.clock import Clock
 
 HELLO_TIMEOUT_S = 5.0
-"""How long somebody who has not said who they are may take to do so."""
+"""How long a client without credentials may take to send them."""
 
 WARNING_MS = 60_000
 """How long before the end a client is told."""

@@ -4,7 +4,7 @@ A connection is attached to at most one session, and a session to at most one co
 subscription has a task that pushes. Without one, nothing is pushed, and nothing else changes: members stay, leases run.
 `Sessions` decides how long that may last.
 
-A subscription that cannot go on ends with an `error` push, or, when nobody is there, with an entry in `ended`.
+A subscription that cannot go on ends with an `error` push, or, when no socket is attached, with an entry in `ended`.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Session:
             running.pushing = None
 
     async def rewind(self, seen: Mapping[str, int]) -> None:
-        """Take back what the client has not seen. A subscription for which nobody can say what that is, ends."""
+        """Take back what the client has not seen. A subscription for which that is not known ends."""
         assert self._outbox is None
         for name, running in list(self._running.items()):
             try:
@@ -171,7 +171,7 @@ class Session:
         await self._end(name, None)
 
     def refresh_soon(self) -> None:
-        """Topics or rights may have changed. One that is slow to take the news holds up nobody else."""
+        """Topics or rights may have changed. One that is slow to take the news holds up no other."""
         if self._running and (self._refreshing is None or self._refreshing.done()):
             self._refreshing = self._tasks.start(self.refresh())
 
@@ -323,7 +323,7 @@ class Session:
 
     def _fault(self, error: BaseException) -> None:
         if isinstance(error, REFUSALS):
-            log.info("socket=%s nobody waits to hear: %s", self.name[:12], error)
+            log.info("socket=%s error after the end of its command: %s", self.name[:12], error)
             return
         log.error("socket=%s failed", self.name[:12], exc_info=error)
         self.is_broken = True

@@ -115,7 +115,7 @@ class Sessions:
     async def resume(
         self, name: str, access: Access, evict: Callable[[CloseCode], None], address: str = ""
     ) -> Session | None:
-        """Take up a session; it is not attached. None when it is not known, or somebody else's."""
+        """Take up a session; it is not attached. None when it is not known, or another principal's."""
         held = self._held.get(name)
         if (
             held is None
@@ -131,7 +131,7 @@ class Sessions:
                 held.gone = asyncio.Event()
             await held.gone.wait()
             if self._held.get(name) is not held or held.grace is None:
-                return None  # ended meanwhile, or somebody else was faster
+                return None  # ended or taken up meanwhile
         held.grace.cancel()
         del self._waiting[name]
         session = held.session
