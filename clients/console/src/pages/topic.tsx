@@ -31,7 +31,8 @@ export function TopicPage(props: { topic: string }): JSX.Element {
   const { topic } = props;
   const asked = place.value.query.get("tab");
   const tab: Tab = TABS.find(([name]) => name === asked)?.[0] ?? "messages";
-  const found = useResource<TopicDetail>(topic, (signal) => get(path`mq/v1/topics/${topic}`, signal), REFRESH_MS);
+  const right = denied("describe", { topic });
+  const found = useResource<TopicDetail>(right === null ? topic : null, (signal) => get(path`mq/v1/topics/${topic}`, signal), REFRESH_MS);
   const [dialog, setDialog] = useState<"change" | "delete" | null>(null);
   const detail = found.data;
   const isGone = found.error?.status === 404;
@@ -47,7 +48,8 @@ export function TopicPage(props: { topic: string }): JSX.Element {
           </>
         )}
       </div>
-      {isGone ? <Empty action={<a href="#/topics">All topics</a>}>There is no topic {topic}. Nothing was created by looking at it.</Empty>
+      {right !== null ? <Empty action={<a href="#/topics">All topics</a>}>{right}</Empty>
+        : isGone ? <Empty action={<a href="#/topics">All topics</a>}>There is no topic {topic}. Nothing was created by looking at it.</Empty>
         : detail === null ? <Waiting error={found.error} retry={found.reload} />
         : (
           <>

@@ -2,7 +2,7 @@
 import type { JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { get, path, query, send } from "../api.js";
-import { bytes, count, duration, parseDuration, perSecond, plural, rough } from "../format.js";
+import { bytes, count, duration, exactly, parseDuration, perSecond, plural, rough } from "../format.js";
 import { deniedEverywhere } from "../rights.js";
 import { usePages } from "../resource.js";
 import { go, href, place, setQuery } from "../router.js";
@@ -96,7 +96,7 @@ export function TopicDialog(props: { topic?: Topic; onClose: () => void; onDone?
   const { topic } = props;
   const [name, setName] = useState("");
   const [partitions, setPartitions] = useState(String(topic?.partitions ?? 4));
-  const [retention, setRetention] = useState(topic?.retention_ms === undefined ? "" : duration(topic.retention_ms).replaceAll(" ", ""));
+  const [retention, setRetention] = useState(topic?.retention_ms === undefined ? "" : exactly(topic.retention_ms));
   const [largest, setLargest] = useState(topic?.max_message_bytes === undefined ? "" : String(topic.max_message_bytes));
   const [selector, setSelector] = useState(topic?.selector ?? "");
   const [keys, setKeys] = useState("raw");
