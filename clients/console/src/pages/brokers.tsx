@@ -131,7 +131,7 @@ function Brokers(props: { found: Resource<{ brokers: Broker[] }>; reload: () => 
   return (
     <>
       <div class={`scroll-x${found.error?.isUnreachable === true ? " stale" : ""}`} tabIndex={0} role="region" aria-label="Brokers">
-        <table class="small-table">
+        <table class="small-table acts">
           <thead>
             <tr>
               <th scope="col">Broker</th><th scope="col">Kind</th>{hasRooms && <th scope="col">Room</th>}<th scope="col">State</th>
@@ -142,7 +142,7 @@ function Brokers(props: { found: Resource<{ brokers: Broker[] }>; reload: () => 
           <tbody>
             {brokers.map((broker) => (
               <tr key={broker.broker}>
-                <th scope="row">{broker.broker}{broker.kind === "embedded" && brokers.length > 1 && <span class="muted small"> asked here</span>}</th>
+                <th scope="row">{broker.broker}{broker.kind === "embedded" && brokers.length > 1 && <span class="muted small"> this node</span>}</th>
                 <td class="tight" title={broker.url ?? undefined}>{broker.kind}</td>
                 {hasRooms && <td class="tight">{broker.room ?? "–"}</td>}
                 <td class="wrap"><Told broker={broker} /></td>
@@ -185,7 +185,7 @@ function Moves(props: { brokers: Broker[]; reload: () => void }): JSX.Element | 
       <ErrorNote error={doing.error} />
       {moves.length > 0 && (
         <div class="scroll-x" tabIndex={0} role="region" aria-label="Moves in progress">
-          <table class="small-table">
+          <table class="small-table acts">
             <thead><tr><th scope="col">Partition</th><th scope="col">From, to</th><th scope="col">Step</th><th scope="col">Since</th><th scope="col">Call off</th></tr></thead>
             <tbody>
               {moves.map((row) => (

@@ -82,7 +82,7 @@ export function GroupPage(props: { group: string }): JSX.Element {
         : (
           <>
             <dl class={`facts${found.error?.isUnreachable === true ? " stale" : ""}`}>
-              <Fact name="State"><GroupState state={detail.state} /></Fact>
+              <Fact name="State"><GroupState state={detail.state} isTaking={detail.workers.length > 0} /></Fact>
               <Fact name="Members">{count(detail.member_count)}</Fact>
               <Fact name="Workers">{count(detail.workers.length)}</Fact>
               <Fact name="Topics">{detail.topics.length === 0 ? "none" : detail.topics.map((topic, index) => <>{index > 0 && ", "}<a href={href("topics", topic)}>{topic}</a></>)}</Fact>

@@ -54,12 +54,12 @@ export function TopicPage(props: { topic: string }): JSX.Element {
         : (
           <>
             <dl class={`facts${found.error?.isUnreachable === true ? " stale" : ""}`}>
-              <Fact name="In">{perSecond(detail.in_records_s)}</Fact>
+              <Fact name="Rate in">{perSecond(detail.in_records_s)}</Fact>
               <Fact name="Records">{rough(detail.offsets.reduce((sum, one) => sum + one.end_offset - one.beginning_offset, 0))}</Fact>
               <Fact name="Bytes in">{bytes(detail.appended_bytes)}</Fact>
               <Fact name="Partitions">{count(detail.partitions)}</Fact>
               <Fact name="Delayed">{rough(detail.pending)}</Fact>
-              <Fact name="Retention">{detail.retention_ms === undefined ? "as the server" : duration(detail.retention_ms)}</Fact>
+              <Fact name="Retention">{detail.retention_ms === undefined ? "default" : duration(detail.retention_ms)}</Fact>
               {detail.max_message_bytes !== undefined && <Fact name="Largest record">{bytes(detail.max_message_bytes)}</Fact>}
               {detail.json_keys !== "raw" && <Fact name="JSON keys">{detail.json_keys}</Fact>}
             </dl>
