@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TypeVar
 
-from gateway.api.turns import ITEMS_PER_TURN
+from gateway.api.turns import ITEMS_PER_TURN, aside
 from gateway.surfaces.http.answer_memory import SMALL_BYTES, Allowance
 from gateway.surfaces.http.reading import let_go
 from gateway.surfaces.kafka import acls, group_requests, metadata, offsets, records, sasl, topics
@@ -23,7 +22,6 @@ from gateway.surfaces.kafka.session import Session
 from store.limits import KiB, MiB
 from store.turns import others_turn
 
-T = TypeVar("T")
 Handler = Callable[[Session, int, Message], Awaitable[Message]]
 
 IN_LOOP_BYTES = 16 * KiB
@@ -94,7 +92,7 @@ class Service:
         try:
             request = read(PRODUCED_IN_LOOP)
         except TooMany:
-            request = await _turned(read, is_large=True)
+            request = await aside(read, is_long=True)
         await Producing(session, header.version, request, done).begin_in_turns()
 
     async def serve(self, session: Session, header: Header, frame: memoryview, answer: Answer) -> None:
@@ -112,25 +110,25 @@ class Service:
         if header.key == api.FETCH:
             gateway = session.gateway
             answer.allowance = Allowance(gateway.stats.answers, session.payer, gateway.limits.answering_bytes_max)
-            wanted = await _turned(partial(read_fetch, frame, header.at, version), is_large=is_large)
+            wanted = await aside(partial(read_fetch, frame, header.at, version), is_long=is_large)
             buffers = await records.fetch(session, version, wanted, answer.allowance)
-            answer.buffers = await _turned(partial(list, buffers), is_large=is_large)
+            answer.buffers = await aside(partial(list, buffers), is_long=is_large)
             return
         if header.key == api.API_VERSIONS:
             version, message = metadata.api_versions(version)
         else:
-            request = await _turned(
+            request = await aside(
                 partial(decode, f"{APIS[header.key].name}Request", version, frame, header.at),
-                is_large=is_large,
+                is_long=is_large,
             )
             if header.key == api.SASL_AUTHENTICATE:
                 message, goes_on = await sasl.sasl_authenticate(session, version, request)
                 answer.is_last = not goes_on
             else:
                 message = await HANDLERS[header.key](session, version, request)
-        encoded = await _turned(
+        encoded = await aside(
             partial(encode, f"{APIS[header.key].name}Response", version, message),
-            is_large=is_large or header.key in _LISTS,
+            is_long=is_large or header.key in _LISTS,
         )
         if len(encoded) > LARGE_BYTES:
             for rows in message.values():
@@ -154,9 +152,3 @@ OBJECTS_FACTOR = 4
 _WAITING = frozenset((api.FETCH, api.JOIN_GROUP, api.SYNC_GROUP))
 _LISTS = frozenset((api.METADATA, api.OFFSET_FETCH, api.DESCRIBE_GROUPS, api.LIST_GROUPS, api.DESCRIBE_CONFIGS))
 """Their responses may be large, however small the request."""
-
-
-async def _turned(work: Callable[[], T], *, is_large: bool) -> T:
-    """What is worked out here, or, when it may take long, in a thread, between whose steps the event loop has its
-    turns."""
-    return await asyncio.to_thread(work) if is_large else work()
