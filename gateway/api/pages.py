@@ -15,6 +15,9 @@ import orjson
 
 from gateway.errors import CURSOR_ILLEGAL, RequestError
 
+SORTED_IN_LOOP = 1_000
+"""Rows that are sorted by a figure in the event loop: a millisecond."""
+
 Row = TypeVar("Row")
 Order = Literal["asc", "desc"]
 Figure = str | int | float

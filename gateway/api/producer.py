@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
+from itertools import chain
 from operator import attrgetter
 from time import perf_counter
 from typing import NamedTuple, Protocol
@@ -278,6 +279,7 @@ class Producer:
         identity: RequestIdentity | None = None,
         sequence: ProducerSequence | None = None,
         expected_offset: int | None = None,
+        gives_way: bool = False,
     ) -> list[Receipt]:
         """Send records; return one receipt each, in their order, once all are as durable as `acks` says.
 
@@ -285,7 +287,8 @@ class Producer:
         (gateway/routing/select.py).
         `json_values` promises that every key and value is JSON or null. With an `identity` or a `sequence` a repeat
         stores nothing twice; it waits for an equal request that is under way. With an `expected_offset` all is stored
-        in one partition from that offset on, or nothing (412/41250).
+        in one partition from that offset on, or nothing (412/41250). With `gives_way` others have their turns while
+        many records are encoded: what is sent meanwhile may come first.
         Raises RequestError or StoreError. Before the first write nothing was stored; a store error after it leaves
         the outcome open unless it says otherwise.
         """
@@ -315,7 +318,12 @@ class Producer:
         if sequence is not None:
             _check_numbered(send, immediate, scheduled)
         # Delayed ones first: what a timer refuses, it refuses before anything of the request is stored.
-        parts = [part for lane in (*scheduled, *immediate) for part in self._parts(send, lane)]
+        parts: list[_Part] = []
+        for part in chain.from_iterable(self._parts(send, lane) for lane in (*scheduled, *immediate)):
+            if part is not None:
+                parts.append(part)
+            elif gives_way:
+                await others_turn()
         if sequence is not None and len(parts) > 1:
             raise _not_one_batch()
         for part, answer in await self._store(
@@ -869,7 +877,7 @@ class Producer:
                 record._replace(msg_id=f"{begin}/{first + index & _SEQUENCE_MAX}")
                 for index, record in enumerate(records)
             ]
-        return await self.produce(topic, records, partition=partition, json_values=False, acks=acks)
+        return await self.produce(topic, records, partition=partition, json_values=False, acks=acks, gives_way=True)
 
     def finish_batch(self, begun: Begun) -> BatchReceipt:
         """Where a begun batch is. Raises what the broker's answer raises."""
@@ -985,11 +993,16 @@ class Producer:
             raise RequestError(DELAY_ILLEGAL, rule, validation_errors=[f"records[{request_index}].{rule}"])
         return due_ms
 
-    def _parts(self, send: _Send, lane: _Lane) -> Iterator[_Part]:
-        """The lane encoded as one append, or as several in order when one would break a limit."""
+    def _parts(self, send: _Send, lane: _Lane) -> Iterator[_Part | None]:
+        """The lane encoded as one append, or as several in order when one would break a limit. None after each step of
+        long work."""
         partition = lane.delays[0].partition if lane.delays else lane.partition
         route = self._routes.writable(send.view.name, partition)
-        for own, batch in _encode(lane):
+        for encoded in _encode(lane):
+            if encoded is None:
+                yield None
+                continue
+            own, batch = encoded
             if len(own.records) < len(lane.records) and any(lane.keys):
                 raise RequestError(BATCH_REFUSED, "Records with a schedule_key must fit one batch: send fewer at once.")
             if self._compress and not own.delays:
@@ -1026,7 +1039,8 @@ class Producer:
             )
         if len(found) == count:
             return None
-        (rest,) = self._parts(send, lane.only([index for index in range(count) if index not in found]))
+        left = lane.only([index for index in range(count) if index not in found])
+        (rest,) = (part for part in self._parts(send, left) if part is not None)
         return rest
 
     def _answer(self, send: _Send, part: _Part, answer: Appended) -> None:
@@ -1220,10 +1234,11 @@ def _check_sizes(records: Iterable[_Sized], bytes_max: int) -> None:
             raise RequestError(RECORD_TOO_LARGE, rule, validation_errors=[f"records[{request_index}]: {rule}"])
 
 
-def _encode(lane: _Lane) -> Iterator[tuple[_Lane, bytearray]]:
-    """The lane as one batch, or as several in order when one would break a limit. Never too large for one record."""
+def _encode(lane: _Lane) -> Iterator[tuple[_Lane, bytearray] | None]:
+    """The lane as one batch, or as several in order when one would break a limit. Never too large for one record. None
+    after each step of long work."""
     while True:
-        batch, count = record_batch.encode_most(lane.records)
+        batch, count = yield from record_batch.encode_most_in_steps(lane.records)
         if count == len(lane.records):
             yield lane, batch
             return
