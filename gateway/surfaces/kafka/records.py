@@ -20,6 +20,7 @@ from gateway.surfaces.http.answer_memory import SMALL_BYTES, Allowance
 from gateway.surfaces.kafka import errors
 from gateway.surfaces.kafka.errors import code_of
 from gateway.surfaces.kafka.fetch import FetchRequest, PartitionBatches, PartitionFetch, write_fetched
+from gateway.surfaces.kafka.nodes import refusal
 from gateway.surfaces.kafka.produce import PartitionRecords, Produced, ProduceRequest, write_produced
 from gateway.surfaces.kafka.schema import Message
 from gateway.surfaces.kafka.session import Session
@@ -124,18 +125,18 @@ class Producing:
 
     def _steps(self) -> Iterator[int]:
         request = self._request
-        refusal = errors.NONE
+        refused = errors.NONE
         if request.is_transactional:
-            refusal = errors.UNSUPPORTED_VERSION
+            refused = errors.UNSUPPORTED_VERSION
         elif request.acks not in _ACKS:
-            refusal = errors.INVALID_REQUIRED_ACKS
+            refused = errors.INVALID_REQUIRED_ACKS
         for (topic, partitions), (_, answers) in zip(request.topics, self._answers, strict=True):
-            topic_refusal = refusal
-            if not refusal and not self._session.may(Permission.SEND, topic=topic):
+            topic_refusal = refused
+            if not refused and not self._session.may(Permission.SEND, topic=topic):
                 topic_refusal = errors.TOPIC_AUTHORIZATION_FAILED
             for number, one in enumerate(partitions):
-                if topic_refusal:
-                    answers.append(Produced(one.partition, topic_refusal, _NO_OFFSET, _NO_OFFSET, None))
+                if code := topic_refusal or refusal(self._session, topic, one.partition):
+                    answers.append(Produced(one.partition, code, _NO_OFFSET, _NO_OFFSET, None))
                 else:
                     self._begin_one(topic, one, answers, number)
                 yield max(len(one.records or b""), _PARTITION_BYTES)
@@ -280,6 +281,8 @@ async def _read_all(session: Session, request: FetchRequest, room_bytes: int) ->
         for one in wanted:
             if not is_allowed:
                 found.append(_nothing(one.partition, errors.TOPIC_AUTHORIZATION_FAILED))
+            elif code := refusal(session, topic, one.partition, one.leader_epoch):
+                found.append(_nothing(one.partition, code))
             elif is_end(topic, one.partition, one.offset):
                 found.append(PartitionBatches(one.partition, errors.NONE, one.offset, _NO_OFFSET, ()))
                 tails[Tail(topic, one.partition, one.offset)] = None
@@ -351,6 +354,8 @@ async def delete_records(session: Session, version: int, request: Message) -> Me
             answer: Message = {"partition_index": number, "low_watermark": _NO_OFFSET}
             if not session.may(Permission.DELETE, topic=name):
                 answer["error_code"] = errors.TOPIC_AUTHORIZATION_FAILED
+            elif code := refusal(session, name, number):
+                answer["error_code"] = code
             else:
                 try:
                     answer |= await _delete_before(session, name, number, one["offset"])
