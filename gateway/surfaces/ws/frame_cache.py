@@ -50,13 +50,21 @@ class Wanted:
     form: Form
     batch: int
     filter: TagFilter | None = None
+    queues_begin: bytes | None = None
+    """Only records in light queues whose names begin so."""
+
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_hash", hash((self.form, self.batch, self.filter)))
+        object.__setattr__(self, "_hash", hash((self.form, self.batch, self.filter, self.queues_begin)))
 
     def __hash__(self) -> int:  # of every key that is looked up
         return self._hash
+
+    @property
+    def is_all(self) -> bool:
+        """Whether every record is wanted."""
+        return self.filter is None and self.queues_begin is None
 
 
 class EncodedRange(NamedTuple):
@@ -159,10 +167,9 @@ class FrameCache:
                 raise OutOfRange(fetched)
             if fetched.status is ReadStatus.TOO_LARGE:
                 return Portion((), fetched.max_offset)
-            if fetched.entries and fetched.entries[0].base_offset > offset and wanted.filter is None:
+            if fetched.entries and fetched.entries[0].base_offset > offset and wanted.is_all:
                 # A takeover has left a gap: it is as empty as what a filter leaves.
-                gap = EncodedRange(offset, fetched.entries[0].base_offset, (), b"", (), b"", ())
-                return Portion((gap,), fetched.max_offset)
+                return Portion((gap(offset, fetched.entries[0].base_offset),), fetched.max_offset)
             ranges = _frame_cache(topic, partition, offset, fetched, wanted, min(RENDER_COUNT_MAX, count_max))
             if is_shared:
                 for _ in range(1, RENDERS_A_READ_MAX):
@@ -203,12 +210,15 @@ def _frame_cache(
     """Encode what was fetched, from `offset` on, in ranges of at most a frame."""
     if wanted.form is Form.BATCH:
         return [_whole(offset, fetched.entries)] if fetched.entries else []
-    stop = offset + count_max if wanted.filter is None else fetched.next_offset
+    stop = offset + count_max if wanted.is_all else fetched.next_offset
     entries = [entry for entry in fetched.entries if entry.next_offset > offset and entry.base_offset < stop]
     stop = min(stop, fetched.next_offset)
-    if wanted.form is Form.JSON:
-        messages = render_records(topic, partition, entries, None, start=offset, stop=stop, tag_filter=wanted.filter)
+    if wanted.queues_begin is not None:
+        messages = _render_queues(topic, partition, entries, offset, stop, wanted.queues_begin, wanted.filter)
         payloads: list[bytes] | None = None
+    elif wanted.form is Form.JSON:
+        messages = render_records(topic, partition, entries, None, start=offset, stop=stop, tag_filter=wanted.filter)
+        payloads = None
     else:
         messages, payloads = _render_binary(topic, partition, entries, offset, stop, wanted.filter)
     if len(messages) > count_max:  # of a filtered stretch: the rest is read again
@@ -220,9 +230,9 @@ def _frame_cache(
         end = _offset_of(message) + 1
         message["cursor"] = f"{cursor_prefix}{end}"
         ends.append(end)
-    if wanted.filter is None:
+    if wanted.is_all:
         assert not entries or (ends and ends[0] == offset + 1), f"{cursor_prefix}{offset} is missing in what was read"
-    return _cut(offset, stop, ends, split_lines(messages), payloads, wanted.batch)
+    return cut_in_ranges(offset, stop, ends, split_lines(messages), payloads, wanted.batch)
 
 
 def _offset_of(message: dict[str, object]) -> int:
@@ -231,7 +241,12 @@ def _offset_of(message: dict[str, object]) -> int:
     return offset
 
 
-def _cut(
+def gap(start: int, stop: int) -> EncodedRange:
+    """A stretch without a message."""
+    return EncodedRange(start, stop, (), b"", (), b"", ())
+
+
+def cut_in_ranges(
     start: int, stop: int, ends: list[int], messages: list[bytes], payloads: list[bytes] | None, batch: int
 ) -> list[EncodedRange]:
     """Ranges of at most `batch` messages and about FRAME_BYTES_TARGET; the last one reaches to `stop`."""
@@ -267,7 +282,7 @@ def _cut(
         start = end
         first = at
     if not ranges and stop > start:
-        ranges.append(EncodedRange(start, stop, (), b"", (), b"", ()))
+        ranges.append(gap(start, stop))
     return ranges
 
 
@@ -279,6 +294,30 @@ def _whole(offset: int, entries: Sequence[Entry]) -> EncodedRange:
         marks.append(position)
     ends = [entry.next_offset for entry in entries]
     return EncodedRange(offset, ends[-1], ends, b"", (), b"".join([entry.batch for entry in entries]), marks)
+
+
+def _render_queues(
+    topic: str,
+    partition: int,
+    entries: Sequence[Entry],
+    start: int,
+    stop: int,
+    begin: bytes,
+    tag_filter: TagFilter | None,
+) -> list[dict[str, object]]:
+    """The records in light queues whose names begin so, each with those names."""
+    messages: list[dict[str, object]] = []
+    for entry in entries:
+        if entry.light is None or not any(name.startswith(begin) for name in entry.light.names):
+            continue
+        names_of = entry.light.of_records()
+        for message in render_records(topic, partition, (entry,), None, start=start, stop=stop, tag_filter=tag_filter):
+            names = names_of[_offset_of(message) - entry.base_offset]
+            matching = [name.decode() for name in names if name.startswith(begin)]
+            if matching:
+                message["queues"] = matching
+                messages.append(message)
+    return messages
 
 
 def _render_binary(
