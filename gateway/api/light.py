@@ -193,16 +193,17 @@ class Rendering:
         ids."""
         shown_name = name.decode()
         for offset, entry, index in records:
-            item = render_record(topic, partition, self._decoded(entry)[index], entry, None, topic_id=topic_id)
+            item = render_record(topic, partition, self.record(entry, index), entry, None, topic_id=topic_id)
             item["queue"] = shown_name
             item["queue_offset"] = offset
             yield item
 
-    def _decoded(self, entry: Entry) -> Sequence[DecodedRecord]:
+    def record(self, entry: Entry, index: int) -> DecodedRecord:
+        """One record of an entry."""
         if entry.position != self._position:
             self._records = list(decode(entry.batch))
             self._position = entry.position if entry.size <= KEPT_ENTRY_BYTES_MAX else -1
-        return self._records
+        return self._records[index]
 
 
 async def commit_light(

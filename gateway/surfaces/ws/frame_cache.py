@@ -214,8 +214,7 @@ def _frame_cache(
     entries = [entry for entry in fetched.entries if entry.next_offset > offset and entry.base_offset < stop]
     stop = min(stop, fetched.next_offset)
     if wanted.queues_begin is not None:
-        messages = _render_queues(topic, partition, entries, offset, stop, wanted.queues_begin, wanted.filter)
-        payloads: list[bytes] | None = None
+        messages, payloads = _render_queues(topic, partition, entries, offset, stop, wanted)
     elif wanted.form is Form.JSON:
         messages = render_records(topic, partition, entries, None, start=offset, stop=stop, tag_filter=wanted.filter)
         payloads = None
@@ -297,27 +296,33 @@ def _whole(offset: int, entries: Sequence[Entry]) -> EncodedRange:
 
 
 def _render_queues(
-    topic: str,
-    partition: int,
-    entries: Sequence[Entry],
-    start: int,
-    stop: int,
-    begin: bytes,
-    tag_filter: TagFilter | None,
-) -> list[dict[str, object]]:
-    """The records in light queues whose names begin so, each with those names."""
+    topic: str, partition: int, entries: Sequence[Entry], start: int, stop: int, wanted: Wanted
+) -> tuple[list[dict[str, object]], list[bytes] | None]:
+    """The records in light queues whose names begin as wanted, each with those names; in binary, their payloads."""
+    begin = wanted.queues_begin
+    assert begin is not None
     messages: list[dict[str, object]] = []
+    payloads: list[bytes] = []
+    is_json = wanted.form is Form.JSON
     for entry in entries:
         if entry.light is None or not any(name.startswith(begin) for name in entry.light.names):
             continue
         names_of = entry.light.of_records()
-        for message in render_records(topic, partition, (entry,), None, start=start, stop=stop, tag_filter=tag_filter):
+        shown: Sequence[dict[str, object]]
+        bodies: Sequence[bytes] = ()
+        if is_json:
+            shown = render_records(topic, partition, (entry,), None, start=start, stop=stop, tag_filter=wanted.filter)
+        else:
+            shown, bodies = _render_binary(topic, partition, (entry,), start, stop, wanted.filter)
+        for number, message in enumerate(shown):
             names = names_of[_offset_of(message) - entry.base_offset]
             matching = [name.decode() for name in names if name.startswith(begin)]
             if matching:
                 message["queues"] = matching
                 messages.append(message)
-    return messages
+                if not is_json:
+                    payloads.append(bodies[number])
+    return messages, None if is_json else payloads
 
 
 def _render_binary(
@@ -332,18 +337,27 @@ def _render_binary(
                 continue
             if record.offset >= stop:
                 break
-            message: dict[str, object] = {
-                "topic": topic,
-                "partition": partition,
-                "offset": record.offset,
-                "timestamp": record.timestamp,
-                "store_timestamp": entry.store_time_ms,
-            }
-            payloads.append(binary_parts(message, record.key, record.value, raw_key=entry.raw_keys))
-            if headers := record.headers:
-                add_headers(message, headers)
+            message, payload = binary_message(topic, partition, record, entry)
+            payloads.append(payload)
             messages.append(message)
     return messages, payloads
+
+
+def binary_message(
+    topic: str, partition: int, record: record_batch.DecodedRecord, entry: Entry
+) -> tuple[dict[str, object], bytes]:
+    """A record as the header of a binary frame has it, and the bytes of its key and value."""
+    message: dict[str, object] = {
+        "topic": topic,
+        "partition": partition,
+        "offset": record.offset,
+        "timestamp": record.timestamp,
+        "store_timestamp": entry.store_time_ms,
+    }
+    payload = binary_parts(message, record.key, record.value, raw_key=entry.raw_keys)
+    if headers := record.headers:
+        add_headers(message, headers)
+    return message, payload
 
 
 def binary_parts(message: dict[str, object], key: bytes | None, value: bytes | None, *, raw_key: bool) -> bytes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 from gateway.api.light import LightReader, Rendering, commit_light
@@ -19,7 +19,7 @@ from gateway.errors import RequestError, invalid
 from gateway.groups.machines.errors import GroupError
 from gateway.groups.protocol import Groups
 from gateway.routing.base import TopicView
-from gateway.surfaces.ws.commands import Mode, Subscribe, UpTo
+from gateway.surfaces.ws.commands import Form, Mode, Subscribe, UpTo
 from gateway.surfaces.ws.commits import AUTO_COMMIT_MS
 from gateway.surfaces.ws.feed import FedPartition, Feed
 from gateway.surfaces.ws.frame_cache import (
@@ -29,12 +29,13 @@ from gateway.surfaces.ws.frame_cache import (
     Portion,
     TopicGone,
     Wanted,
+    binary_message,
     cut_in_ranges,
     gap,
 )
 from gateway.surfaces.ws.reader import Reader
 from store.errors import StoreError
-from store.types import Bounds
+from store.types import Bounds, LightRecord
 
 log = logging.getLogger(__name__)
 
@@ -86,12 +87,28 @@ class LightSource:
         if start > offset:
             ranges.append(gap(offset, start))
         if read.records:
-            messages = list(self._rendering.of(topic, self._name, partition, read.records, topic_id=None))
+            payloads: list[bytes] | None = None
+            if wanted.form is Form.JSON:
+                messages = list(self._rendering.of(topic, self._name, partition, read.records, topic_id=None))
+            else:
+                messages, payloads = self._in_binary(topic, partition, read.records)
             ends = [record.offset + 1 for record in read.records]
             for message, end in zip(messages, ends, strict=True):
                 message["cursor"] = f"{topic}:{partition}={end}"
-            ranges += cut_in_ranges(start, ends[-1], ends, split_lines(messages), None, wanted.batch)
+            ranges += cut_in_ranges(start, ends[-1], ends, split_lines(messages), payloads, wanted.batch)
         return Portion(ranges, read.max_offset)
+
+    def _in_binary(
+        self, topic: str, partition: int, records: Iterable[LightRecord]
+    ) -> tuple[list[dict[str, object]], list[bytes]]:
+        messages: list[dict[str, object]] = []
+        payloads: list[bytes] = []
+        shown_name = self._name.decode()
+        for offset, entry, index in records:
+            message, payload = binary_message(topic, partition, self._rendering.record(entry, index), entry)
+            messages.append({**message, "queue": shown_name, "queue_offset": offset})
+            payloads.append(payload)
+        return messages, payloads
 
     # Positions
 

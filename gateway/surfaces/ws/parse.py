@@ -195,7 +195,6 @@ def _subscribe(taken: SubscribeCommand) -> Subscribe:
     filter_ = parse_filter(taken.filter)
     if taken.queue is not None:
         _check_queue(taken, mode)
-        form = Form.JSON
     if form is Form.BATCH and (mode is Mode.QUEUE or filter_ is not None):
         raise invalid("format: batch is for reader and stream mode, without a filter")
     return Subscribe(
@@ -230,8 +229,8 @@ def _check_queue(taken: SubscribeCommand, mode: Mode) -> None:
             raise invalid("filter: not with one light queue")
     if taken.pattern is not None:
         raise invalid("pattern: not with a light queue, which is of topics that are named")
-    if taken.format not in (None, "json"):
-        raise invalid("format: light queues come as json")
+    if taken.format == "batch":
+        raise invalid("format: light queues come message by message")
     if mode is Mode.QUEUE or (is_many and mode is not Mode.READER):
         raise invalid("mode: a light queue is read by a reader, or by name in stream mode")
     if taken.member is not None:

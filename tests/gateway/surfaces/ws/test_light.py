@@ -42,7 +42,14 @@ async def offsets(server: Whole, group: str, name: str = "a") -> dict[str, Any]:
 async def test_a_reader_is_pushed_what_comes_into_its_queue_and_nothing_else(server: Whole) -> None:
     await send(server, ["user/42", "b"], ["b"])
     async with server.peer(hello={"binary": True}) as peer:
-        answer = await peer.subscribe(queue="user/42")
+        await peer.subscribe("b", queue="user/42")
+        frame = await peer.next(op="messages", sub="b")
+        [message] = frame["messages"]
+        assert (message["value_len"], frame["payload"]) == (1, b"0")
+        assert (message["queue"], message["queue_offset"], message["cursor"]) == ("user/42", 0, "orders:0=1")
+        await peer.next(op="caught_up")
+        await peer.ok("unsubscribe", sub="b")
+        answer = await peer.subscribe(queue="user/42", format="json")
         assert answer["cursor"] == "orders:0=0"
         [first] = await peer.messages(1)
         assert (first["queue"], first["queue_offset"], first["offset"], first["cursor"]) == (
@@ -103,19 +110,20 @@ async def test_a_queue_of_many_partitions_is_pushed_from_all(tmp_path: Path) -> 
 async def test_a_wildcard_follows_queues_that_come_later(server: Whole) -> None:
     await send(server, ["room/1"], ["user/1"], None)
     async with server.peer(hello={"binary": True}) as peer:
-        await peer.subscribe(queue="room/*")
+        await peer.subscribe(queue="room/*", format="json")
         await send(server, ["room/2", "user/1", "room/1"], ["user/2"])
         found = await peer.messages(2)
         assert [(one["offset"], one["queues"]) for one in found] == [(0, ["room/1"]), (3, ["room/2", "room/1"])]
         assert found[-1]["cursor"] == "orders:0=4", "a cursor of the partition"
         await peer.subscribe("again", queue="room/*", **{"from": "orders:0=1"})
-        assert [one["offset"] for one in await peer.messages(1, "again")] == [3]
+        frame = await peer.next(op="messages", sub="again")
+        assert ([one["offset"] for one in frame["messages"]], frame["payload"]) == ([3], b"0")
 
 
 async def test_what_goes_with_a_light_queue(server: Whole) -> None:
     async with server.peer(hello={"binary": True}) as peer:
         for fields in (
-            {"queue": "a*b"}, {"queue": "*"}, {"queue": ""}, {"queue": "a", "format": "binary"},
+            {"queue": "a*b"}, {"queue": "*"}, {"queue": ""}, {"queue": "a", "format": "batch"},
             {"queue": "a", "filter": "tag = 'x'"}, {"queue": "a", "mode": "queue", "group": "g"},
             {"queue": "a/*", "mode": "stream", "group": "g"},
             {"queue": "a", "mode": "stream", "group": "g", "member": "m"},
