@@ -33,6 +33,19 @@ class Page(NamedTuple, Generic[Row]):
     total: int
 
 
+def encode_after(name: str) -> str:
+    """The cursor behind a name, of rows in the order of their names alone."""
+    return base64.urlsafe_b64encode(name.encode()).decode()
+
+
+def decode_after(cursor: str) -> str:
+    """The name in a cursor of `encode_after`. Raises RequestError 400/40050."""
+    try:
+        return base64.b64decode(cursor, b"-_", validate=True).decode()
+    except (binascii.Error, ValueError):
+        raise _no_cursor() from None
+
+
 def page_of(
     rows: Iterable[Row],
     key: Callable[[Row], SortKey],
