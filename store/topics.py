@@ -485,7 +485,7 @@ def encode_event(event: Event) -> bytes:
 
 
 def decode_events(values: Iterable[bytes | None]) -> list[Event]:
-    """The events of the records of one entry. Raises ValueError: metadata nobody understands must not be skipped."""
+    """The events of the records of one entry. Raises ValueError: unknown metadata must not be skipped."""
     events: list[Event] = []
     for value in values:
         try:

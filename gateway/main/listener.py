@@ -96,7 +96,7 @@ def bound_unix_socket(path: Path) -> Iterator[socket.socket]:
 
 @contextmanager
 def bound_kafka_sockets(config: GatewayConfig) -> Iterator[tuple[dict[str, socket.socket], list[str]]]:
-    """The listening sockets for Kafka clients, by the name of their listener. One that nobody has asked for is left
+    """The listening sockets for Kafka clients, by the name of their listener. One that is not configured is left
     out, with a warning, when its port is taken. Raises OSError."""
     with ExitStack() as stack:
         bound: dict[str, socket.socket] = {}
@@ -165,7 +165,7 @@ async def answering_not_ready(
             request_ids,
             access_log=None,
             auto_decompress=False,
-            keepalive_timeout=0,  # nobody is to stay with an application that goes away
+            keepalive_timeout=0,  # no connection stays with an application that goes away
             write_timeout_s=config.ws_write_timeout_ms / 1000,
         )
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
-import psutil
 import pytest
 
-from loadtest.bench.kafka import TOUCH_SHARE, as_markdown, limit, touch_memory
+from loadtest.bench.kafka import as_markdown, limit
 from loadtest.bench.librdkafka import rate_of
 from loadtest.bench.parts import Part
 from loadtest.peers.peer import WorkFailed
@@ -17,12 +14,6 @@ PRODUCED = (
     "231000 msgs/s and 23.10 MB/s, 0 produce failures, 0 in queue, no compression"
 )
 CONSUMED = "% 400000 (40000000 bytes) messages consumed in 657ms: 608000 msgs/s (60.80 MB/s)"
-
-
-def test_memory_is_touched_up_to_a_bound_and_a_share_of_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert touch_memory(1 << 20) == 1 << 20
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=1 << 20))
-    assert touch_memory(1 << 20) == int(TOUCH_SHARE * (1 << 20))
 
 
 def test_the_rate_of_a_whole_run() -> None:

@@ -89,7 +89,7 @@ REQUEST_CODES = {
 
 
 def code_of(error: Exception) -> int:
-    """The error code that tells a client of an error. One that nobody expects goes into the log."""
+    """The error code that tells a client of an error. An unexpected one goes into the log."""
     if isinstance(error, RequestError):
         found = REQUEST_CODES.get(error.error_code)
     else:

@@ -107,7 +107,7 @@ def _asked(session: Session, version: int, request: Message) -> JoinAsked:
     protocol_type = request["protocol_type"]
     protocols = {one["name"]: one["metadata"] for one in request["protocols"]}
     topics, owned = subscription_of(protocol_type, next(iter(protocols.values()), b""))
-    # Partitions of a topic that it may not read are nobody's loss but the group's, so it is not given any.
+    # A member that may not read a topic would leave its partitions unread, so it is given none of them.
     wanted = frozenset(topic for topic in topics if session.may(Permission.RECEIVE, topic=topic))
     rebalance_ms = request.get("rebalance_timeout_ms", -1)
     member = KafkaMember(
@@ -183,7 +183,7 @@ async def offset_commit(session: Session, version: int, request: Message) -> Mes
         request.get("generation_id_or_member_epoch", -1),
     )
     group_code = errors.NONE
-    commits: list[OffsetCommit] = []
+    commits: dict[TopicPartition, OffsetCommit] = {}
     codes: dict[TopicPartition, int] = {}
     try:
         _check(session, group)
@@ -202,14 +202,14 @@ async def offset_commit(session: Session, version: int, request: Message) -> Mes
                 own = code or (errors.NONE if 0 <= number < count else errors.UNKNOWN_TOPIC_OR_PARTITION)
                 if not own and offset < 0:
                     own = errors.INVALID_REQUEST
-                codes[TopicPartition(topic["name"], number)] = own
+                codes[place := TopicPartition(topic["name"], number)] = own
                 if not own:
-                    commits.append(OffsetCommit(topic["name"], number, offset, one["committed_metadata"] or ""))
+                    commits[place] = OffsetCommit(*place, offset, one["committed_metadata"] or "")
         if commits:
             member = MemberKey(member_id, generation) if member_id or generation >= 0 else None
-            await session.gateway.groups.commit(group, commits, member)
+            await session.gateway.groups.commit(group, list(commits.values()), member)
     except GroupActive:
-        group_code = errors.UNKNOWN_MEMBER_ID  # somebody without a membership, in a group that has members
+        group_code = errors.UNKNOWN_MEMBER_ID  # no member, in a group that has members
     except _Errors as error:
         group_code = _code(error)
     topics = []
