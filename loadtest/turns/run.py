@@ -39,7 +39,7 @@ class Turn(NamedTuple):
     held_ms_max: float
     """What it may have been on a machine of slowness 1."""
     slowness: float = 1.0
-    """Of the machine during this case (loadtest/turns/slowness.py), where that is taken into account."""
+    """Of the machine during this case (loadtest/slowness.py), where that is taken into account."""
 
     @property
     def scaled_ms(self) -> float:
