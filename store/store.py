@@ -595,7 +595,13 @@ class Store:
     def _light_ends_for_append(self, queue: QueueKey, names: Sequence[bytes]) -> Sequence[int | None]:
         """Where the light queues of a batch to be appended end; None: they have no rows. Raises NoLightQueues,
         DiskFull, StoreStopped, IndexDamaged."""
-        light = self._light_rows()
+        self.note_light()
+        return self._light_rows().ends(queue, names)
+
+    def note_light(self) -> None:
+        """Have programs that know of no light queues refuse the directory from now on. Durable on return. Raises
+        NoLightQueues, DiskFull, StoreStopped."""
+        self._light_rows()
         if not self._has_light_format:  # once in the life of a directory
             try:
                 raise_format(self.config.root, self._files, LIGHT_FORMAT)
@@ -604,7 +610,6 @@ class Store:
                     raise DiskFull(f"no room to note that there are light queues: {error}") from error
                 raise StoreStopped(f"could not note that there are light queues: {error}") from error
             self._has_light_format = True
-        return light.ends(queue, names)
 
     def _light_rows(self) -> LightRows:
         """Raises NoLightQueues."""

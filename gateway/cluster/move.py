@@ -45,7 +45,7 @@ class ChainFull(Exception):
 
 def queue_id_for(partition: int, epoch: int) -> int:
     """The embedded queue in which a partition's segment of an epoch lies: the partition's own number in epoch 0, and
-    one that no other partition or epoch has later. `store.topics.partition_of` is its inverse."""
+    one that no other partition or epoch has later. `store.topics.partition_of` and `epoch_of` are its inverse."""
     return epoch * PARTITIONS_MAX + partition
 
 

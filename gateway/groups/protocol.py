@@ -247,6 +247,23 @@ class Settled(NamedTuple):
     new_receipt: str | None = None
 
 
+class LightOffsets(Protocol):
+    """How far groups are in light queues; of a group that is only this, nothing else is kept. What is said last
+    stands. Raises IllegalRequest, UnknownQueue, UnknownPartition."""
+
+    def committed(self, group: str, topic: str, partition: int, name: str) -> int | None:
+        """The next offset that the group reads; None: it has never said."""
+        ...
+
+    async def commit(self, group: str, topic: str, name: str, offsets: Mapping[int, int]) -> None:
+        """By partition. Durable (flushed) on return. Raises GroupFull."""
+        ...
+
+    async def forget(self, group: str, topic: str, name: str) -> None:
+        """Nothing is known of the group in this light queue any more. Durable on return."""
+        ...
+
+
 class Groups(Protocol):
     """All consumer groups of this node. Errors: `gateway.groups.machines.errors`, RequestError, `store.errors`.
 
@@ -404,6 +421,11 @@ class Groups(Protocol):
         """Take committed offsets of a topic back: nothing is committed in these partitions then. Durable on return.
         Raises UnknownGroup, GroupActive while a member wants the topic or the group is in queue mode in it,
         IllegalRequest for a broadcasting group, UnknownQueue, UnknownPartition."""
+        ...
+
+    @property
+    def light_offsets(self) -> LightOffsets:
+        """How far groups are in light queues."""
         ...
 
     async def lag(self, group: str, topics: Sequence[str] | None = None) -> list[PartitionLag]:

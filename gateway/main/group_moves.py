@@ -135,6 +135,7 @@ class OwnGroups:
         self.config, self.members, self.view = groups.config, groups.members, groups.view
         self.leases, self.documents, self.plan_state = groups.leases, groups.documents, groups.plan_state
         self.settled_letters = groups.settled_letters
+        self.light_offsets = groups.light_offsets  # they are where their partition is
 
     def heartbeat(self, group: str, member: MemberKey) -> Share:
         """See `Groups.heartbeat`."""

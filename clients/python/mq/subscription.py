@@ -47,6 +47,8 @@ class What(NamedTuple):
     topics: tuple[str, ...] = ()
     pattern: str | None = None
     tags: tuple[str, ...] | None = None
+    queue: str | None = None
+    """Of the topics, only this light queue; `room/*`: all whose names begin so."""
 
     def fields(self) -> dict[str, object]:
         """As `subscribe` takes them."""
@@ -57,6 +59,8 @@ class What(NamedTuple):
             fields["topics"] = list(self.topics)
         if self.tags is not None:
             fields["filter"] = "tag:" + "||".join(self.tags)
+        if self.queue is not None:
+            fields["queue"] = self.queue
         return fields
 
 

@@ -344,6 +344,18 @@ class Room:
         with _counted(writing, group, max(more, 0)), _counted(making, group, int(is_new)):
             yield
 
+    @contextmanager
+    def for_light(self, more: int) -> Iterator[None]:
+        """While offsets in light queues are written that take so much more. Raises GroupFull."""
+        table, limits, writing = self._table, self._limits, self._writing_bytes
+        if more > 0 and table.size_bytes + writing.total() + more > limits.groups_bytes_max:
+            raise GroupFull(
+                f"all groups together may keep {limits.groups_bytes_max} bytes (groups_bytes_max), offsets in light "
+                "queues among them; forget some first"
+            )
+        with _counted(writing, "", max(more, 0)):
+            yield
+
     def for_records(self, group: str) -> int:
         """How many more records a group may have open, over all partitions."""
         table, limits, taking = self._table, self._limits, self._taking_count

@@ -7,7 +7,7 @@
 Its parts do the work, and what they offer is bound here by name, so that a call goes to them directly:
 
     stream        members: join, heartbeat, release, leave
-    offsets       progress: commit, lag, reset
+    offsets       progress: commit, lag, reset (`light_offsets`: in light queues)
     receiving     which records a consumer gets, and the wait for them (`search`: what there is in one partition)
     settling      ack, nack, extend, give back, reject
     dead_letters  what was rejected or failed too often, and its way back
@@ -66,6 +66,7 @@ from gateway.groups.coordinator.context import (
 from gateway.groups.coordinator.copies import CopyWriter
 from gateway.groups.coordinator.dead_letters import DeadLetters
 from gateway.groups.coordinator.handover import Handover
+from gateway.groups.coordinator.light_offsets import LightProgress
 from gateway.groups.coordinator.looking import Looking
 from gateway.groups.coordinator.lossy_replay import LossyReplay
 from gateway.groups.coordinator.offsets import Offsets
@@ -194,6 +195,7 @@ class Coordinator:
         self._run_blocking = run_blocking
         self._copies = CopyWriter(self._context)
         self._search = Search(self._context)
+        self.light_offsets = LightProgress(self._context)
         self.stream = stream = StreamMode(self._context)
         self._offsets = offsets = Offsets(self._context, stream)
         self.dead_letters = DeadLetters(self._context, self._copies)

@@ -60,6 +60,7 @@ from gateway.groups.machines.table import Group, document_bytes
 from gateway.groups.protocol import MemberKey, TopicPartition
 from gateway.routing.base import TopicView
 from store.errors import RecordTooLarge, UnknownQueue
+from store.uncancelled import uncancelled
 
 Decided = TypeVar("Decided")
 
@@ -265,6 +266,8 @@ class StreamMode:
         context = self._context
         for event in context.table.decide_prune(self._exists):  # asked of the groups' topics, however many there are
             await self._prune(event)
+        if light := context.table.light_offsets.decide_prune(self._exists):
+            await uncancelled(context.log.write(light))
         for name in [group.name for group in context.table.groups() if group.membership.members()]:
             await self._look_at_own(name)
             await asyncio.sleep(0)

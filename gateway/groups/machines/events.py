@@ -135,6 +135,33 @@ class OffsetsCommitted:
     offsets: tuple[CommittedOffset, ...]
 
 
+class LightPosition(NamedTuple):
+    """How far a group is in one light queue: the next offset to read; -1: nothing is known any more."""
+
+    partition: int
+    group: str
+    name: str
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class LightCommitted:
+    """Groups have read light queues of a topic up to here. Belongs to no group: see `light_offsets`."""
+
+    topic_id: int
+    positions: tuple[LightPosition, ...]
+    group: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LightForgotten:
+    """What groups have read of the light queues of a topic does not matter any more: it is gone. Belongs to no
+    group."""
+
+    topic_id: int
+    group: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Forgotten:
     """Offsets and leases a group has of these topics are gone: the topics are. Without topics: the group is deleted."""
@@ -240,12 +267,13 @@ class LeasesSet:
 
 MembershipEvent = MemberJoined | MemberLeft | AssignmentAsked | Rebalanced | PartitionsAssigned | PartitionsReleased
 ProgressEvent = OffsetsCommitted | Forgotten
+LightEvent = LightCommitted | LightForgotten
 LeaseEvent = Leased | LeaseMoved | Rejected | Settled | LeasesSet
 """Of one partition."""
 
 QueueEvent = LeaseEvent | LeasesBegun
 GroupEvent = Configured | DocumentPut | Barrier
-Event = MembershipEvent | ProgressEvent | QueueEvent | GroupEvent
+Event = MembershipEvent | ProgressEvent | LightEvent | QueueEvent | GroupEvent
 
 _KINDS: dict[str, type[Event]] = {
     "member_joined": MemberJoined,
@@ -256,6 +284,8 @@ _KINDS: dict[str, type[Event]] = {
     "partitions_released": PartitionsReleased,
     "offsets_committed": OffsetsCommitted,
     "forgotten": Forgotten,
+    "light_committed": LightCommitted,
+    "light_forgotten": LightForgotten,
     "leased": Leased,
     "lease_moved": LeaseMoved,
     "rejected": Rejected,
@@ -345,6 +375,10 @@ _CODECS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     ),
     "partitions": (_from_partitions, _to_partitions),
     "shares": (_from_shares, _to_shares),
+    "positions": (
+        lambda positions: [tuple(position) for position in positions],
+        lambda positions: tuple(LightPosition(*position) for position in positions),
+    ),
     "open_records": (
         lambda records: [tuple(record) for record in records],
         lambda records: tuple(OpenRecord(*record) for record in records),

@@ -488,6 +488,18 @@ class KafkaGroups:
         if state is not None and state.round is None and not state.pending and self._groups.plan_state(group) is None:
             del self._states[group]
 
+    def forget(self, group: str) -> None:
+        """Keep nothing of a group that has gone to another node: it may come back otherwise. Who waits is told."""
+        state = self._states.pop(group, None)
+        if state is None:
+            return
+        for task in list(state.tasks):
+            task.cancel()
+        for waiting in state.planned.values():
+            if not waiting.done():
+                waiting.set_exception(Refused(NOT_COORDINATOR))
+                waiting.exception()
+
     async def close(self) -> None:
         """End what waits; clients join again with the next server."""
         for state in list(self._states.values()):

@@ -205,6 +205,8 @@ def record_of(sent_headers: CIMultiDictProxy[str], query: SendRawQuery, body: by
         headers.append((CONTENT_TYPE_HEADER, _latin(content_type)))
     named = ("tag", "msg_id", "message_group", "schedule_key", "partition", "timestamp")
     fields: dict[str, object] = {name: given for name in named if (given := getattr(query, name)) is not None}
+    if query.queues is not None:
+        fields["queues"] = query.queues.split(",")
     value: bytes | None = body
     if query.tombstone == "true":
         if body:

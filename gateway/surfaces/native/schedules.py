@@ -40,7 +40,7 @@ from gateway.auth.access import OPEN, Permission
 from gateway.codec.json_text import parse_json
 from gateway.codec.records import stored_forms
 from gateway.codec.schedule_ids import split_node, with_node
-from gateway.codec.tags import SCHEDULE_KEY_HEADER, TAG_HEADER
+from gateway.codec.tags import QUEUES_HEADER, SCHEDULE_KEY_HEADER, TAG_HEADER
 from gateway.codec.times import TIME_MS_MAX
 from gateway.errors import DELAY_ILLEGAL, LIMIT_ILLEGAL, OVERLOADED, RequestError, bad_request, invalid
 from gateway.routing.base import TopicView
@@ -442,9 +442,9 @@ def _text(gateway: Gateway, schedule: ScheduleId) -> str:
 def _row(gateway: Gateway, schedule: Schedule, with_value: bool) -> dict[str, object]:
     picked = schedule.record
     record = picked.record
-    tag, schedule_key = (
+    tag, schedule_key, queues = (
         next((content for own, content in record.headers if own == name), None)
-        for name in (TAG_HEADER, SCHEDULE_KEY_HEADER)
+        for name in (TAG_HEADER, SCHEDULE_KEY_HEADER, QUEUES_HEADER)
     )
     view = _topic_of(gateway, schedule.topic_id)
     row: dict[str, object] = {
@@ -464,6 +464,8 @@ def _row(gateway: Gateway, schedule: Schedule, with_value: bool) -> dict[str, ob
         "size": schedule.size_bytes,
         "state": "pending",
     }
+    if queues is not None:
+        row["queues"] = orjson.Fragment(queues)
     return row | _shown("value", record.value, picked.json_values) if with_value else row
 
 

@@ -147,10 +147,11 @@ class Poller:
     ) -> bool:
         """Wait until there may be more to gather; False when this read is to end."""
         woken = asyncio.Event()
-        with self._consumer.watching(tails, woken.set), when_set(stirred, woken.set):
-            while (left_s := deadline_s - self._monotonic_s()) > 0 and not must_stop():
-                if await is_set_within(woken, min(left_s, LOOK_S)):
-                    return not must_stop()
+        async with self._consumer.watching(tails, woken.set):
+            with when_set(stirred, woken.set):
+                while (left_s := deadline_s - self._monotonic_s()) > 0 and not must_stop():
+                    if await is_set_within(woken, min(left_s, LOOK_S)):
+                        return not must_stop()
         return False
 
 
