@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, Protocol, runtime_checkable
 
+from gateway.api.turns import few_a_turn
 from gateway.routing.base import Route, Routes
 from store.errors import NoLightQueues
 from store.turns import others_turn
@@ -63,10 +64,10 @@ class LightReader:
     def __init__(self, routes: Routes) -> None:
         self._routes = routes
 
-    def ends(self, topic: str, name: bytes, partitions: Iterable[int]) -> dict[int, int]:
+    async def ends(self, topic: str, name: bytes, partitions: Iterable[int]) -> dict[int, int]:
         """The offset that the next record gets, of each partition. Raises NoLightQueues, UnknownQueue, IndexDamaged."""
         found = {}
-        for partition in partitions:
+        async for partition in few_a_turn(partitions, per_turn=PARTITIONS_A_TURN):
             route, broker = light_route(self._routes, topic, partition)
             found[partition] = broker.light_bounds(route.queue, name).max_offset
         return found

@@ -222,6 +222,7 @@ class _Splice:
         protocol = request.protocol
         protocol.set_parser(cast(WebSocketReader, self))
         protocol.keep_alive(False)
+        cast(Connection, protocol).is_spliced = True
         status = await self._pass_head()
         if status == 101:
             self._join()

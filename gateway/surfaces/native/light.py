@@ -41,7 +41,7 @@ async def read_queue(gateway: Gateway, request: web.Request, _: bytes) -> web.St
     partitions = partitions_of(query.partition, view)
     offsets = await _offsets(gateway, view, query)
     if query.from_ == "latest" and query.cursor is None:
-        offsets = reader.ends(view.name, name, partitions)
+        offsets = await reader.ends(view.name, name, partitions)
     # What comes first changes with each pull, so that a busy partition does not keep the others waiting.
     shift = sum(offsets.values()) % len(partitions)
     wanted = {partition: offsets.get(partition, 0) for partition in (*partitions[shift:], *partitions[:shift])}
