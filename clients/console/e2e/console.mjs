@@ -50,7 +50,7 @@ export class Tab {
 
   /** Note what goes wrong on a page of this browser. */
   watch(page) {
-    page.setDefaultTimeout(15_000);
+    page.setDefaultTimeout(30_000); // of a busy machine
     page.on("pageerror", (error) => this.errors.push(error.stack ?? error.message));
     page.on("console", (line) => {
       if (line.type() !== "error" && line.type() !== "warning") return;
