@@ -101,6 +101,12 @@ class LightNames:
         return struct.unpack_from(f">{name_count}q", self.block, _COUNTS.size)
 
     @property
+    def row_count(self) -> int:
+        """Records, each as often as it has names."""
+        count: int = _COUNTS.unpack_from(self.block)[1]
+        return count
+
+    @property
     def is_assigned(self) -> bool:
         """Whether the records have their offsets; not in `__timer`."""
         return self.first_offsets[0] != NOT_ASSIGNED

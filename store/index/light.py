@@ -158,6 +158,8 @@ class LightRows:
         self._appended: list[_Appended] = []  # what made `_pending`
         self._row_count = 0  # in `_pending`
         self._flushing_bytes = 0
+        self.added_count = 0
+        """Rows that came since the start."""
 
     @property
     def is_flush_due(self) -> bool:
@@ -181,6 +183,7 @@ class LightRows:
     def append(self, entry: Indexed) -> None:
         """Add the rows of an entry, if its records are in light queues. Their offsets ascend along each queue."""
         if entry.light is not None and entry.light.is_assigned:
+            self.added_count += entry.light.row_count
             self._add(_Appended(entry.position, entry.size, entry.queue, entry.base_offset, entry.light))
 
     def _add(self, appended: _Appended) -> None:
