@@ -153,7 +153,7 @@ def test_a_topic_is_created_listed_and_described(server: Server) -> None:
 
 def test_light_queues_are_listed_a_page_at_a_time(tmp_path: Path) -> None:
     settings = tmp_path / "mq.toml"
-    settings.write_text("[store]\nindex = \"rocksdb\"\n")
+    settings.write_text('[store]\nindex = "rocksdb"\n')
     server = Server(tmp_path / "data", "--config", str(settings))
     try:
         url = server.url
