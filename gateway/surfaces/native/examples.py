@@ -1,5 +1,5 @@
-"""`/examples/`: a page to try the server with, a chat over light queues, and the JavaScript client that both are written
-with.
+"""`/examples/`: a page to try the server with, a chat over light queues, and the JavaScript client that they are
+written with.
 
 All are files of the package (`gateway/examples/`), read once. `mq.js` is the bundle that `make build-js` makes of
 `clients/js`; it is kept in the repository so that nobody needs Node to run a server, and a test compares it with a
