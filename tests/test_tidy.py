@@ -28,6 +28,7 @@ TESTED_THROUGH_OTHERS = {
     "gateway.api.topics": "gateway/surfaces/native/test_topics.py",
     "gateway.cli.bench": "gateway/cli/test_cli.py",
     "gateway.cli.broker": "gateway/cluster/test_served.py",
+    "gateway.cli.cluster": "gateway/cluster/test_cluster_backup.py",
     "gateway.cli.config": "gateway/cli/test_token.py",
     "gateway.cli.dump": "gateway/cli/test_cli.py",
     "gateway.cli.partition": "gateway/cluster/test_served.py",

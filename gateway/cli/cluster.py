@@ -11,10 +11,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import orjson
 import typer
 
 from gateway.cli.offline import copied
-from gateway.cli.terminal import USAGE, CliError, Json, print_json, time_shown
+from gateway.cli.terminal import USAGE, CliError, Json, print_json, print_note, time_shown
 
 if TYPE_CHECKING:
     from gateway.cluster.etcd import EtcdConfig
@@ -115,6 +116,7 @@ def restore(
     from gateway.cluster.etcd import EtcdMetadata
     from gateway.main import cluster_backup
     from gateway.settings.config import load
+    from store.offline.backup import MANIFEST
 
     roots: dict[str, Path] = {}
     for text in data:
@@ -142,6 +144,11 @@ def restore(
         print_json({"nodes": sorted(roots), **made._asdict()})
     else:
         typer.echo(f"restored {made.partitions:,} partitions on {', '.join(sorted(roots))}; start the nodes")
+    for name, root in roots.items():
+        if orjson.loads((source / "nodes" / name / MANIFEST).read_bytes()).get("index") == "rocksdb":
+            print_note(
+                f'the index of {name} was "rocksdb": before its start, mq index rebuild --data {root} --to rocksdb'
+            )
 
 
 def _settings(config: Path | None) -> tuple[GatewayConfig, EtcdConfig]:

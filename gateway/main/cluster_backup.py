@@ -26,7 +26,7 @@ import asyncio
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -241,7 +241,7 @@ async def settle_schedules(config: GatewayConfig, node: str, delivered: set[byte
     what was consumed by an earlier call is not met again."""
     left = await asyncio.to_thread(_left, config.data, node, delivered, until_ms)
     if left:
-        store = await Store.open(config.store)
+        store = await Store.open(replace(config.store, index="file"))  # what a backup has, whatever there was
         try:
             for first in range(0, len(left), _TOMBSTONES_AT_ONCE):
                 changes = [
