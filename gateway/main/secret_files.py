@@ -21,7 +21,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from gateway.auth.operator_files import read_file
-from gateway.auth.policy import signature_of
+from gateway.auth.policy import Signature, signature_of
 from gateway.cluster.etcd import EtcdConfig, EtcdMetadata
 from gateway.cluster.peer_auth import Secret
 from gateway.main.reload import RELOAD_INTERVAL_S
@@ -90,7 +90,7 @@ async def _keep_fresh(config: ClusterConfig, secret: Secret, metadata: EtcdMetad
         watched.append(((password,), use_password))
     if authority is not None:
         watched.append(((authority,), trust))
-    seen = [signature_of(*files) for files, _ in watched]
+    seen: list[Signature | None] = [None] * len(watched)  # they may have changed since they were read
     loop = asyncio.get_running_loop()
     former_until_s = loop.time()
     while True:
@@ -101,13 +101,14 @@ async def _keep_fresh(config: ClusterConfig, secret: Secret, metadata: EtcdMetad
             now = signature_of(*files)
             if now == seen[number]:
                 continue
-            seen[number] = now
+            is_first, seen[number] = seen[number] is None, now
             try:
                 use()
             except (OSError, ValueError, ssl.SSLError) as error:
                 log.error("not read again, what was in force stays file=%s error=%s", files[0], error)
             else:
-                log.info("read again file=%s", files[0])
+                if not is_first:
+                    log.info("read again file=%s", files[0])
                 if files == secrets:
                     former_until_s = loop.time() + FORMER_S
 
