@@ -46,7 +46,6 @@ TESTED_THROUGH_OTHERS = {
     "gateway.main.worker_counts": "gateway/main/test_workers.py",
     "gateway.main.group_moves": "gateway/cluster/test_served.py",
     "gateway.main.readings": "gateway/surfaces/native/test_stats.py",
-    "gateway.settings.cluster": "gateway/settings/test_config.py",
     "gateway.surfaces.http.access_log": "gateway/security/test_server.py",
     "gateway.surfaces.http.fetching": "gateway/surfaces/rest_v2/test_fetch.py",
     "gateway.surfaces.http.plain_stream": "gateway/surfaces/http/test_fast_path.py",
