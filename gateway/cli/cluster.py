@@ -156,7 +156,7 @@ def _settings(config: Path | None) -> tuple[GatewayConfig, EtcdConfig]:
     from gateway.settings.config import ConfigError, load
 
     try:
-        settings = load(file=config, environment=os.environ)
+        settings = load(file=config, environment=os.environ, flags={"data": Path()})
         if settings.cluster.node is None:
             raise CliError("say --config FILE: the settings of one of the nodes, which name etcd", USAGE)
         return settings, checked(settings.cluster)[1]
