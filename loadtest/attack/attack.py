@@ -33,9 +33,13 @@ class Victim(NamedTuple):
     is_secured: bool = False
     """It asks who one is, by token or JWT, speaks TLS, and logs every request."""
 
+    is_node: bool = False
+    """It is a node of a cluster, with an etcd (which must be installed), and listens for other nodes."""
+
 
 DEFAULT = Victim("default")
 SECURED = Victim("secured", is_secured=True)
+NODE = Victim("node", is_node=True)
 
 
 class Kept(NamedTuple):

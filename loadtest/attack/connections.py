@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
-from loadtest.attack.attack import SECURED, Attack, Victim
+from loadtest.attack.attack import NODE, SECURED, Attack, Victim
 from loadtest.attack.attacker import CLOSED, NO_ANSWER, OPEN, Attacker, Connection, status_of
 from loadtest.bench.payloads import JSON_TYPE
 
@@ -177,6 +177,59 @@ async def renegotiation(attacker: Attacker, *, connections: int) -> None:
     await attacker.each(connections, one, at_a_time=4)
 
 
+async def node_strangers(
+    attacker: Attacker, *, silent: int, halves: int, uploads: int, announced_mb: int, sent_mb: int, seconds: int,
+    cut_after_s: int,
+) -> None:  # fmt: skip
+    """Who has not the cluster's secret, at the port for its nodes."""
+    head = b"POST /peer/v1/append HTTP/1.1\r\nHost: node\r\n"
+    first = head + b"Content-Length: %d\r\n\r\n" % (announced_mb * MB)
+
+    async def hold(number: int, said: bytes) -> None:
+        connection = await attacker.connect(number, port=attacker.target.node_port)
+        if connection is None:
+            return
+        reader, writer = connection
+        try:
+            async with asyncio.timeout(seconds):
+                writer.write(said)
+                attacker.saw(status_of(await reader.read(2**12)) or CLOSED)
+        except TimeoutError:
+            attacker.saw(OPEN)
+            if seconds > cut_after_s + CUT_WITHIN_S:
+                attacker.wrong(f"a stranger's connection was open for more than {cut_after_s} s")
+        except ConnectionError:
+            attacker.saw(CLOSED)
+        finally:
+            writer.transport.abort()
+
+    async def upload(number: int) -> None:
+        connection = await attacker.connect(number, port=attacker.target.node_port)
+        if connection is None:
+            return
+        reader, writer = connection
+        heard = b""
+        with suppress(ConnectionError, TimeoutError):
+            async with asyncio.timeout(20):
+                writer.write(first)
+                for _ in range(sent_mb * MB // len(PIECE)):
+                    writer.write(PIECE)
+                    await writer.drain()
+                heard = await reader.read(2**12)
+        writer.transport.abort()
+        status = status_of(heard) or CLOSED
+        attacker.saw(status)
+        if status not in ("401", "503", CLOSED):
+            attacker.wrong(f"a body without the secret: {status}")
+
+    await attacker.each(uploads, upload, at_a_time=16)
+    async with asyncio.TaskGroup() as tasks:
+        for number in range(silent):
+            tasks.create_task(hold(number, b""))
+        for number in range(halves):
+            tasks.create_task(hold(number, head))
+
+
 def few_handles(count: int) -> Victim:
     """A server whose process may have so many files and sockets."""
     return Victim(f"{count} handles", handle_limit=count)
@@ -237,5 +290,15 @@ ATTACKS = (
         tried="a new handshake asked for on each of {connections} open connections of TLS 1.2",
         run=renegotiation, victim=SECURED,
         full={"connections": 20}, short={"connections": 1},
+    ),
+    Attack(
+        name="node-strangers",
+        tried="at the port for other nodes, without their secret: {silent} connections that say nothing, {halves} with "
+        "half a head, and {uploads} that announce {announced_mb} MB and send up to {sent_mb} MB",
+        run=node_strangers, victim=NODE,
+        full={
+            "silent": 600, "halves": 600, "uploads": 200, "announced_mb": 64, "sent_mb": 8, "seconds": 35,
+            "cut_after_s": 30,
+        }, short=None,  # it needs an etcd; tests/gateway/surfaces/peer/test_strangers.py does not
     ),
 )  # fmt: skip

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 import ssl
+import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -39,6 +41,8 @@ class Target(NamedTuple):
     """Of an administrator. None: authentication is disabled."""
 
     kafka_port: int = 0
+    node_port: int = 0
+    """For other nodes, of a node."""
 
     @property
     def host(self) -> str:
@@ -86,8 +90,7 @@ class Target(NamedTuple):
 @contextmanager
 def running_victim(victim: Victim, directory: Path) -> Iterator[Target]:
     """A server on a new directory until the block ends. Raises ProcessFailed when it does not start or stop cleanly."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        target = Target("", 0, directory, None, free.getsockname()[1])
+    target = Target("", 0, directory, None, *_free_ports(2))
     target.data.mkdir(parents=True)
     environment: Mapping[str, str] = {"MQ_KAFKA_PORT": str(target.kafka_port)}
     if victim.is_secured:
@@ -96,7 +99,10 @@ def running_victim(victim: Victim, directory: Path) -> Iterator[Target]:
         target = target._replace(token=token)
     limited = () if victim.handle_limit is None else ("prlimit", f"--nofile={victim.handle_limit}")
     command = [*limited, *without_settings(), *serving(target.data)]
-    with started(command, target.log, environment) as running:
+    with ExitStack() as parts:
+        if victim.is_node:
+            environment = {**environment, **_node(target, parts.enter_context(_etcd(directory)))}
+        running = parts.enter_context(started(command, target.log, environment))
         yield target._replace(url=running.url, pid=running.pid)
 
 
@@ -109,6 +115,40 @@ def without_settings() -> list[str]:
     """A command that runs another one without the settings of this process's environment."""
     set_here = [name for name in os.environ if name.startswith(ENVIRONMENT_PREFIX)]
     return ["env", *(f"--unset={name}" for name in set_here)] if set_here else []
+
+
+def _free_ports(count: int) -> list[int]:
+    with ExitStack() as held:
+        free = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [one.getsockname()[1] for one in free]
+
+
+@contextmanager
+def _etcd(directory: Path) -> Iterator[str]:
+    """The URL of an etcd. Raises OSError where none is installed."""
+    client, peer = (f"http://127.0.0.1:{port}" for port in _free_ports(2))
+    command = [
+        "etcd", f"--data-dir={directory / 'etcd'}", "--log-level=error",
+        f"--listen-client-urls={client}", f"--advertise-client-urls={client}", f"--listen-peer-urls={peer}",
+        f"--initial-advertise-peer-urls={peer}", f"--initial-cluster=default={peer}",
+    ]  # fmt: skip
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        yield client
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _node(target: Target, etcd: str) -> Mapping[str, str]:
+    secret = target.directory / "secret"
+    secret.write_text(secrets.token_hex(32))
+    return {
+        "MQ_CLUSTER_NODE": "n1",
+        "MQ_CLUSTER_ETCD": etcd,
+        "MQ_CLUSTER_SECRET_FILE": str(secret),
+        "MQ_CLUSTER_INTERNAL_PORT": str(target.node_port),
+    }
 
 
 def _token(data: Path) -> str:
