@@ -62,7 +62,7 @@ async def _aiokafka_produce(address: str, topic: str) -> None:
     import aiokafka
 
     producer = aiokafka.AIOKafkaProducer(
-        bootstrap_servers=address, enable_idempotence=True, acks="all", request_timeout_ms=10_000
+        bootstrap_servers=address, enable_idempotence=True, acks="all", request_timeout_ms=DELIVERY_MS
     )
     await producer.start()
     loop = asyncio.get_running_loop()
