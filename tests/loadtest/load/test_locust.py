@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +18,7 @@ import pytest
 from loadtest.peers.servers import free_port
 from loadtest.process import server
 from loadtest.report import write_report
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, until
 
 RIGHT = "right"
 PLANTS = {
@@ -129,17 +129,18 @@ def locust_page(url: str) -> Iterator[str]:
 
 def test_the_page_has_a_tab_of_ours(url: str) -> None:
     with locust_page(url) as page:
-        deadline_s = time.monotonic() + PATIENCE_S
-        while time.monotonic() < deadline_s:
-            time.sleep(0.1)
+        table: dict[str, dict[str, str]] = {}
+
+        def has_delivered() -> bool:
             try:
                 told = orjson.loads(urlopen(f"{page}/stats/requests").read())
-            except (URLError, ConnectionError):
-                continue
+            except (URLError, ConnectionError):  # it has not started yet
+                return False
             (extended,) = told["extended_stats"]
-            table = {row["name"]: row for row in extended["data"]}
-            if table["delayed"]["total"] not in ("", "0"):
-                break
+            table.update((row["name"], row) for row in extended["data"])
+            return table["delayed"]["total"] not in ("", "0")
+
+        asyncio.run(until(has_delivered, pause_s=0.1))
         assert table["late max ms"]["total"] != ""
         assert "extended_tabs" in urlopen(page).read().decode()
         assert urlopen(f"{page}/mq/history.csv").read().startswith(b"time_s,users,acknowledged")
