@@ -10,11 +10,12 @@ import os
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
-from pathlib import Path
+from uuid import uuid4
 
 import aiohttp
 import orjson
 import pytest
+import pytest_asyncio
 
 from store.record_batch import Record, encode
 from tests.e2e.server import SMALL_FILES, Server
@@ -27,13 +28,17 @@ BATCH = "application/vnd.mq.batch"
 PARTITIONS = 3
 Json = dict[str, object]
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
 
 class Rig:
-    """A server and a client of it."""
+    """A server, a client of it, and a topic of the test's own."""
 
-    def __init__(self, server: Server, session: aiohttp.ClientSession) -> None:
+    def __init__(self, server: Server, session: aiohttp.ClientSession, topic: str) -> None:
         self.server = server
         self.session = session
+        self.topic = topic
+        self.path = f"/topics/{topic}"
 
     async def post(
         self, path: str, body: object, headers: Mapping[str, str] | None = None
@@ -70,17 +75,24 @@ class Rig:
         await self.server.start()
 
 
-@pytest.fixture
-async def rig(tmp_path: Path) -> AsyncIterator[Rig]:
-    server = Server(tmp_path / "data", SMALL_FILES)
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def server(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Server]:
+    """One for all tests of this file: most of what each would take is its start."""
+    server = Server(tmp_path_factory.mktemp("idempotency") / "data", SMALL_FILES)
+    try:
+        await server.start()
+        yield server
+        assert await server.stop() == 0, server.log()
+    finally:
+        await server.end()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def rig(server: Server) -> AsyncIterator[Rig]:
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=20)) as session:
-        try:
-            await server.start()
-            made = Rig(server, session)
-            await made.put_topic("t")
-            yield made
-        finally:
-            await server.end()
+        made = Rig(server, session, f"t-{uuid4()}")
+        await made.put_topic(made.topic)
+        yield made
 
 
 def offsets(answer: Json) -> list[Json]:
@@ -95,64 +107,64 @@ def originals(answer: Json) -> list[Json]:
 
 async def test_a_key_is_answered_the_same_before_and_after_a_crash(rig: Rig) -> None:
     body = {"records": [{"key": f"k{n}", "value": n} for n in range(20)] + [{"value": 99, "delay_ms": 3_600_000}]}
-    key = {"Idempotency-Key": '"b3c1"'}
-    status, first, headers = await rig.post("/topics/t", body, key)
+    key = {"Idempotency-Key": f'"{rig.topic}"'}
+    status, first, headers = await rig.post(rig.path, body, key)
     assert status == 200
     assert "Idempotent-Replayed" not in headers
     for _ in range(2):
-        status, again, headers = await rig.post("/topics/t", body, key)
+        status, again, headers = await rig.post(rig.path, body, key)
         assert (status, headers["Idempotent-Replayed"]) == (200, "true")
         assert originals(again) == offsets(first)
         assert all(one["duplicate"] for one in offsets(again))
         await rig.restart()
-    status, refusal, _ = await rig.post("/topics/t", {"records": [{"value": 1}]}, key)
+    status, refusal, _ = await rig.post(rig.path, {"records": [{"value": 1}]}, key)
     assert (status, refusal["error_code"]) == (422, 42254)
-    assert sorted(await rig.all_values("t")) == list(range(20))  # type: ignore[type-var]
+    assert sorted(await rig.all_values(rig.topic)) == list(range(20))  # type: ignore[type-var]
 
 
 async def test_a_torn_request_is_completed(rig: Rig) -> None:
     """What a crash tears is seldom seen; a message id that is known already leaves the same hole."""
-    await rig.post("/topics/t", {"records": [{"value": 1, "msg_id": "one", "partition": 0}]})
+    await rig.post(rig.path, {"records": [{"value": 1, "msg_id": "one", "partition": 0}]})
     body = {"records": [{"value": n, "msg_id": f"{n}" if n != 1 else "one", "partition": n % 2} for n in range(5)]}
-    status, first, headers = await rig.post("/topics/t", body, {"Idempotency-Key": "k"})
+    status, first, headers = await rig.post(rig.path, body, {"Idempotency-Key": rig.topic})
     assert status == 200
     assert [one.get("duplicate", False) for one in offsets(first)] == [False, True, False, False, False]
     assert offsets(first)[1]["partition"] == 0
     assert "Idempotent-Replayed" not in headers
     await rig.restart()
-    status, again, headers = await rig.post("/topics/t", body, {"Idempotency-Key": "k"})
+    status, again, headers = await rig.post(rig.path, body, {"Idempotency-Key": rig.topic})
     assert (status, headers["Idempotent-Replayed"]) == (200, "true")
     assert originals(again) == originals(first)
-    assert sorted(await rig.all_values("t")) == [0, 1, 2, 3, 4]  # type: ignore[type-var]
+    assert sorted(await rig.all_values(rig.topic)) == [0, 1, 2, 3, 4]  # type: ignore[type-var]
 
 
 async def test_equal_requests_at_once_store_one(rig: Rig) -> None:
     body = {"records": [{"key": f"k{n}", "value": n} for n in range(10)]}
-    answers = await asyncio.gather(*(rig.post("/topics/t", body, {"Idempotency-Key": "k"}) for _ in range(10)))
+    answers = await asyncio.gather(*(rig.post(rig.path, body, {"Idempotency-Key": rig.topic}) for _ in range(10)))
     assert {status for status, _, _ in answers} == {200}
     assert sum("Idempotent-Replayed" not in headers for _, _, headers in answers) == 1
     assert len({orjson.dumps(originals(answer)) for _, answer, _ in answers}) == 1
-    assert sorted(await rig.all_values("t")) == list(range(10))  # type: ignore[type-var]
+    assert sorted(await rig.all_values(rig.topic)) == list(range(10))  # type: ignore[type-var]
 
 
 async def test_a_message_id_names_one_record_of_a_topic(rig: Rig) -> None:
-    await rig.put_topic("u")
+    await rig.put_topic(f"{rig.topic}-u")
     record = {"value": 1, "msg_id": "a"}
-    _, first, _ = await rig.post("/topics/t", {"records": [record]})
-    _, twice, _ = await rig.post("/topics/t", {"records": [{"value": 2, "msg_id": "b"}, record, record]})
+    _, first, _ = await rig.post(rig.path, {"records": [record]})
+    _, twice, _ = await rig.post(rig.path, {"records": [{"value": 2, "msg_id": "b"}, record, record]})
     assert [one.get("duplicate", False) for one in offsets(twice)] == [False, True, True]
     assert originals(twice)[1:] == [*offsets(first), *offsets(first)]
-    _, other, _ = await rig.post("/topics/u", {"records": [record]})
+    _, other, _ = await rig.post(f"{rig.path}-u", {"records": [record]})
     assert "duplicate" not in offsets(other)[0]
-    assert sorted(await rig.all_values("t")) == [1, 2]  # type: ignore[type-var]
+    assert sorted(await rig.all_values(rig.topic)) == [1, 2]  # type: ignore[type-var]
 
 
 async def test_a_numbered_producer_stores_each_batch_once(rig: Rig) -> None:
     def batch(number: int) -> bytes:
         return bytes(encode([Record(None, b"%d" % (10 * number + n), 1) for n in range(3)]))
 
-    async def send(number: int, path: str = "/topics/t/partitions/1") -> tuple[int, Json]:
-        headers = {"Mq-Producer": "job/1", "Mq-Sequence": str(number)}
+    async def send(number: int, path: str = f"{rig.path}/partitions/1") -> tuple[int, Json]:
+        headers = {"Mq-Producer": f"job/{rig.topic}", "Mq-Sequence": str(number)}
         status, answer, _ = await rig.post(path, batch(number), headers)
         return status, answer
 
@@ -167,8 +179,8 @@ async def test_a_numbered_producer_stores_each_batch_once(rig: Rig) -> None:
     assert (await send(20))[0] == 200
     status, refusal = await send(15)
     assert (status, refusal["error_code"]) == (409, 40956)
-    assert (await send(30, "/topics/t"))[0] == 422
-    assert len(await rig.values("t", 1)) == 9 * 3
+    assert (await send(30, rig.path))[0] == 422
+    assert len(await rig.values(rig.topic, 1)) == 9 * 3
 
 
 async def retry_for_ever(rig: Rig, client: int, sent: list[str], stopping: asyncio.Event) -> None:
@@ -181,7 +193,7 @@ async def retry_for_ever(rig: Rig, client: int, sent: list[str], stopping: async
         kind = rng.choice(("key", "msg_id", "number"))
         records: list[Json] = [{"key": name, "value": name} for name in names]
         headers: dict[str, str] = {}
-        path = "/topics/t"
+        path = rig.path
         if kind == "key":
             headers["Idempotency-Key"] = f"{client}-{number}"
             if rng.random() < 0.3:
@@ -189,7 +201,7 @@ async def retry_for_ever(rig: Rig, client: int, sent: list[str], stopping: async
         elif kind == "msg_id":
             records = [{**record, "msg_id": record["value"]} for record in records]
         else:
-            path = f"/topics/t/partitions/{client % PARTITIONS}"
+            path = f"{rig.path}/partitions/{client % PARTITIONS}"
             headers |= {"Mq-Producer": f"p{client}", "Mq-Sequence": str(number)}
         while True:
             try:
@@ -221,8 +233,7 @@ async def test_kill_9_under_clients_that_retry_loses_and_doubles_nothing(rig: Ri
         stopping.set()
     assert len(sent) == len(set(sent))
     async with asyncio.timeout(PATIENCE_S):
-        while len(found := Counter(await rig.all_values("t"))) < len(sent):  # noqa: ASYNC110 - the last delayed ones are still to come
+        while len(found := Counter(await rig.all_values(rig.topic))) < len(sent):  # noqa: ASYNC110 - the last delayed ones are still to come
             await asyncio.sleep(0.1)
     print(f"{CYCLES} kills, {len(sent)} records sent until answered, {found.total()} there")
     assert found == Counter(sent)
-    assert await rig.server.stop() == 0, rig.server.log()

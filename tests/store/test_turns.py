@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 
 from store.turns import others_turn, stretches
+from tests.waiting import PATIENCE_S
 
 
 async def test_one_stretch_a_turn_whoever_asks_and_in_their_order() -> None:
@@ -40,6 +41,6 @@ async def test_who_gives_up_waiting_stops_nobody() -> None:
     await asyncio.sleep(0)
     waiting[0].cancel()
     waiting[1].cancel()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         await waiting[2]
         await others_turn()

@@ -14,6 +14,8 @@ import pytest
 from mq.errors import MqError
 from mq.testing import Fake
 
+from tests.waiting import PATIENCE_S
+
 
 @dataclass
 class Mail:
@@ -29,7 +31,7 @@ async def running(worker: mq.Worker[Any], client: Fake) -> AsyncIterator[None]:
     finally:
         worker.stop()
         await client.settle()
-        await asyncio.wait_for(task, 5)
+        await asyncio.wait_for(task, PATIENCE_S)
 
 
 def dead(client: Fake) -> list[tuple[Any, Any]]:
@@ -232,7 +234,7 @@ async def test_stop_finishes_what_is_being_worked_on_and_cancelling_gives_it_bac
         await client.settle()
         assert not task.done()
         go_on.set()
-        await asyncio.wait_for(task, 5)
+        await asyncio.wait_for(task, PATIENCE_S)
         assert done == [0, 1]
         assert await client.group("g").lag() == 3
         go_on.clear()

@@ -6,23 +6,23 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import mq
 import pytest
 from mq.errors import MqError
 from mq.worker_cli import load
 
-from tests.e2e.server import Server
+from tests.waiting import PATIENCE_S
 
 APP = """
 import asyncio
 import os
 import mq
 
-@mq.worker("mails", group="mailers", concurrency=2, backoff="100ms", lease="2s")
+@mq.worker("MAILS", group="MAILS", concurrency=2, backoff="100ms", lease="2s")
 async def send_mail(message: mq.Message[int]) -> None:
     if message.value < 0 and message.attempt == 1:
         os._exit(3)
@@ -38,24 +38,22 @@ nothing = 1
 
 
 @pytest.fixture
-async def server(tmp_path: Path) -> AsyncIterator[Server]:
-    server = Server(tmp_path / "data")
-    await server.start()
-    yield server
-    await server.end()
+def mails() -> str:
+    """A topic and a group of the test's own, on the server that the tests of this run share."""
+    return f"mails-{uuid4()}"
 
 
-async def command(tmp_path: Path, server: Server, *arguments: str) -> asyncio.subprocess.Process:
-    (tmp_path / "app.py").write_text(APP)
+async def command(tmp_path: Path, url: str, mails: str, *arguments: str) -> asyncio.subprocess.Process:
+    (tmp_path / "app.py").write_text(APP.replace("MAILS", mails))
     source = Path(mq.__file__).parents[1]
     return await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "mq.worker_cli", *arguments, cwd=tmp_path, stdin=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE, env={**os.environ, "MQ_URL": server.url, "PYTHONPATH": str(source)},
+        sys.executable, "-m", "mq.worker_cli", "app:send_mail", *arguments, cwd=tmp_path, stdin=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE, env={**os.environ, "MQ_URL": url, "PYTHONPATH": str(source)},
     )  # fmt: skip
 
 
 async def until(is_so: Any) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         while not is_so():  # noqa: ASYNC110 - other processes tell nobody
             await asyncio.sleep(0.02)
 
@@ -66,57 +64,59 @@ def done(tmp_path: Path) -> list[list[int]]:
 
 
 async def test_processes_share_the_work_one_that_dies_is_started_again_and_sigterm_ends_all(
-    tmp_path: Path, server: Server
+    tmp_path: Path, mq_server: str, mails: str
 ) -> None:
-    async with mq.connect(server.url) as client:
-        await client.topics.create("mails", 1)
-        process = await command(tmp_path, server, "app:send_mail", "--processes", "2")
-        await client.send_many("mails", list(range(20)))
+    async with mq.connect(mq_server) as client:
+        await client.topics.create(mails, 1)
+        process = await command(tmp_path, mq_server, mails, "--processes", "2")
+        await client.send_many(mails, list(range(20)))
         await until(lambda: len(done(tmp_path)) == 20)
-        await client.send("mails", -1)  # kills a process; its messages come again when their leases end
+        await client.send(mails, -1)  # kills a process; its messages come again when their leases end
         sent = 20
         # Until the process that was started in its place has done something: more than one alone can hold, each time.
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             while len({pid for _, pid in done(tmp_path)}) < 3:
-                await client.send_many("mails", list(range(sent, sent + 10)))
+                await client.send_many(mails, list(range(sent, sent + 10)))
                 sent += 10
                 await asyncio.sleep(0.1)
         await until(lambda: {value for value, _ in done(tmp_path)} >= {-1, *range(sent)})
         process.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             _, errors = await process.communicate()
         assert process.returncode == 0, errors.decode()
         assert b"a worker process ended with 3" in errors
-        assert await client.group("mailers").lag() == 0
+        assert await client.group(mails).lag() == 0
 
 
-async def test_watch_restarts_the_workers_when_a_file_changes(tmp_path: Path, server: Server) -> None:
-    async with mq.connect(server.url) as client:
-        await client.topics.create("mails", 1)
-        process = await command(tmp_path, server, "app:send_mail", "--watch")
-        await client.send("mails", 1)
+async def test_watch_restarts_the_workers_when_a_file_changes(tmp_path: Path, mq_server: str, mails: str) -> None:
+    async with mq.connect(mq_server) as client:
+        await client.topics.create(mails, 1)
+        process = await command(tmp_path, mq_server, mails, "--watch")
+        await client.send(mails, 1)
         await until(lambda: len(done(tmp_path)) == 1)
-        (tmp_path / "app.py").write_text(APP.replace("{message.value}", "{message.value + 100}"))
-        async with asyncio.timeout(30):
+        (tmp_path / "app.py").write_text(
+            APP.replace("MAILS", mails).replace("{message.value}", "{message.value + 100}")
+        )
+        async with asyncio.timeout(PATIENCE_S):
             while done(tmp_path)[-1][0] < 100:
-                await client.send("mails", 2)
+                await client.send(mails, 2)
                 await asyncio.sleep(0.1)
         assert len({pid for _, pid in done(tmp_path)}) == 2
         process.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             await process.communicate()
         assert process.returncode == 0
 
 
-async def test_a_second_signal_gives_back_what_is_being_worked_on(tmp_path: Path, server: Server) -> None:
-    async with mq.connect(server.url) as client:
-        await client.topics.create("mails", 1)
-        process = await command(tmp_path, server, "app:send_mail")
-        await client.send("mails", 500)
+async def test_a_second_signal_gives_back_what_is_being_worked_on(tmp_path: Path, mq_server: str, mails: str) -> None:
+    async with mq.connect(mq_server) as client:
+        await client.topics.create(mails, 1)
+        process = await command(tmp_path, mq_server, mails)
+        await client.send(mails, 500)
         await until((tmp_path / "begun.txt").exists)
         process.send_signal(signal.SIGTERM)
         assert process.stderr is not None
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while b"stopping" not in (told := await process.stderr.readline()):
                 assert told
             assert process.returncode is None, "it finishes what it works on"
@@ -124,39 +124,38 @@ async def test_a_second_signal_gives_back_what_is_being_worked_on(tmp_path: Path
             _, errors = await process.communicate()
         assert process.returncode == 0
         assert b"was given back" in errors
-        async with client.group("mailers").queue("mails") as messages:
-            again = await asyncio.wait_for(anext(aiter(messages)), 20)
+        async with client.group(mails).queue(mails) as messages:
+            again = await asyncio.wait_for(anext(aiter(messages)), PATIENCE_S)
             assert (again.value, again.attempt) == (500, 2)
             await again.ack()
 
 
-async def test_while_it_waits_for_a_server_one_signal_ends_it(tmp_path: Path, server: Server) -> None:
-    await server.kill()
-    process = await command(tmp_path, server, "app:send_mail")
+async def test_while_it_waits_for_a_server_one_signal_ends_it(tmp_path: Path, mails: str) -> None:
+    process = await command(tmp_path, "http://127.0.0.1:1", mails)
     assert process.stderr is not None
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         assert b"trying again" in await process.stderr.readline()
         process.send_signal(signal.SIGTERM)
         await process.communicate()
     assert process.returncode == 0
 
 
-async def test_a_child_whose_parent_was_killed_stops_by_itself(tmp_path: Path, server: Server) -> None:
-    async with mq.connect(server.url) as client:
-        await client.topics.create("mails", 1)
-        process = await command(tmp_path, server, "app:send_mail", "--child")
-        await client.send("mails", 1)
+async def test_a_child_whose_parent_was_killed_stops_by_itself(tmp_path: Path, mq_server: str, mails: str) -> None:
+    async with mq.connect(mq_server) as client:
+        await client.topics.create(mails, 1)
+        process = await command(tmp_path, mq_server, mails, "--child")
+        await client.send(mails, 1)
         await until(lambda: len(done(tmp_path)) == 1)
         assert process.stdin is not None
         process.stdin.close()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             assert await process.wait() == 0
 
 
 async def test_what_is_wrong_with_a_target_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "shop_app.py").write_text(APP)
     monkeypatch.chdir(tmp_path)
-    assert load("shop_app:send_mail").topic == "mails"
+    assert load("shop_app:send_mail").topic == "MAILS"
     for target, text in [
         ("shop_app", "write module:worker"), ("nosuch_app:x", "No module named"),
         ("shop_app:nothing", "no worker: put @mq.worker"), ("shop_app:nosuch", "no worker"),

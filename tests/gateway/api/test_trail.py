@@ -17,7 +17,7 @@ from gateway.api.trail_files import Act, Outcome
 from store.files import Files
 from tests.clock import START_MS, FakeClock
 from tests.simdisk import Fault, SimDisk
-from tests.waiting import until
+from tests.waiting import PATIENCE_S, until
 
 DATA = Path("/data")
 
@@ -103,7 +103,7 @@ async def test_a_full_disk_stops_no_action_and_the_trail_says_what_it_lacks(
 async def test_a_disk_that_hangs_keeps_no_answer_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trails, "ANSWER_WAIT_S", 0.05)
     trail = unstarted(SimDisk())  # nobody writes
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         await trail.recorded(act("t"))
     await trail.close()
 

@@ -22,6 +22,7 @@ from tests.clock import FakeClock
 from tests.gateway.groups.coordinator.world import PlainTimer, inline
 from tests.simdisk import Fault, SimDisk
 from tests.store.kit import ROOT, abandon, open_store, with_settings
+from tests.waiting import PATIENCE_S
 
 
 class Machine:
@@ -356,7 +357,7 @@ async def test_what_comes_after_the_close_is_refused_and_does_not_wait() -> None
     machine = await started(SimDisk())
     await machine.stop()
     with pytest.raises(StoreStopped):
-        await asyncio.wait_for(machine.log.write([put("late", b"1")]), 5)
+        await asyncio.wait_for(machine.log.write([put("late", b"1")]), PATIENCE_S)
 
 
 async def test_an_event_that_cannot_be_applied_stops_all_further_ones() -> None:

@@ -31,6 +31,7 @@ from tests.clock import START_MS
 from tests.gateway.recurring.world import COUNT_MAX, World, every, world
 from tests.simdisk import Fault
 from tests.store.kit import SMALL, entries_of
+from tests.waiting import PATIENCE_S
 
 
 async def test_a_record_is_sent_each_time_it_is_due_and_never_early() -> None:
@@ -392,7 +393,7 @@ async def test_a_failed_disk_ends_the_firing_and_nothing_else(caplog: pytest.Log
     await server.recurring.put("r", every(10, START_MS), None)
     server.disk.inject(Fault("datasync", path_part="commitlog"))
     server.clock.step(10_000)
-    await asyncio.wait_for(server.recurring._fire_on(), 5)
+    await asyncio.wait_for(server.recurring._fire_on(), PATIENCE_S)
     assert "until a restart" in caplog.text
     assert server.recurring.table.names() == ["r"]
 

@@ -32,6 +32,7 @@ from gateway.surfaces.kafka.groups import (
     subscription_bytes,
 )
 from tests.gateway.groups.coordinator.world import ORDERS, World, world
+from tests.waiting import PATIENCE_S
 
 G = "team"
 REBALANCE_MS = 300
@@ -181,7 +182,7 @@ async def test_a_leader_that_does_not_assign_in_time_is_put_out() -> None:
     async with _kafka() as kafka:
         leader, follower = await kafka.two()
         with pytest.raises(Refused) as told:
-            await asyncio.wait_for(kafka.sync(follower), 5)
+            await asyncio.wait_for(kafka.sync(follower), PATIENCE_S)
         assert told.value.code == REBALANCE_IN_PROGRESS
         again = await kafka.join(follower.member_id, rebalance_ms=REBALANCE_MS)
         assert (again.leader, kafka.members()) == (follower.member_id, [follower.member_id])
@@ -244,7 +245,7 @@ async def test_closing_tells_those_that_wait_to_look_for_another_server() -> Non
         await asyncio.sleep(0.05)
         await kafka.groups.close()
         with pytest.raises(Refused) as told:
-            await asyncio.wait_for(waiting, 5)
+            await asyncio.wait_for(waiting, PATIENCE_S)
         assert told.value.code == NOT_COORDINATOR
 
 
