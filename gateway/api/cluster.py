@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from gateway.cluster.mover import Step
@@ -35,6 +35,16 @@ class MemberView(Protocol):
     @property
     def balancing(self) -> bool:
         """Whether it takes its share of the partitions."""
+        ...
+
+    @property
+    def room(self) -> str:
+        """The machine room of its node; empty when it has none."""
+        ...
+
+    @property
+    def kafka(self) -> Sequence[str]:
+        """Where Kafka clients reach its node, by the names of its listeners: NAME://HOST:PORT."""
         ...
 
 
@@ -73,6 +83,12 @@ class Cluster(Protocol):
     @property
     def members(self) -> Mapping[str, MemberView]:
         """All brokers, by name."""
+        ...
+
+    @property
+    def blocked(self) -> str | None:
+        """Why this node could not move something off itself, or to itself, the last time; None: nothing is in the
+        way."""
         ...
 
     def is_there(self, name: str) -> bool:

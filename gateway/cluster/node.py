@@ -144,6 +144,9 @@ class ClusterNode:
         self.members: dict[str, Member] = {}
         """All brokers of the cluster, by name."""
 
+        self.blocked: str | None = None
+        """Why this node could not move something the last time (gateway/cluster/balancer.py)."""
+
     # ---- following -------------------------------------------------------------------------------------------------
 
     async def begin(self) -> None:
@@ -460,8 +463,8 @@ class ClusterNode:
         return found, None if found is None else decode_topic(found.data)
 
     async def _set_topic(self, expected: dict[str, int], record: TopicRecord, others: dict[str, bytes]) -> bool:
-        """Whether the topic is so in the metadata, and then on all nodes that are there; if not, or if nobody knows,
-        whoever asks reads and decides again."""
+        """Whether the topic is so in the metadata, and then on all nodes that are there; if not, or if that is not
+        known, whoever asks reads and decides again."""
         name, data = record.topic.name, encode_topic(record)
         try:
             revision = await self._metadata.compare_and_set(expected, {key_of_topic(name): data, **others})
@@ -636,8 +639,8 @@ class ClusterNode:
         return self._owners[key], found.revision
 
     async def own(self, kind: str, name: str, revision: int) -> bool:
-        """Have a name belong to this node from now on, if nobody has written that since a revision; also when it was
-        this node's already, so that nobody who goes by that revision can have it any more. Whether it belongs to this
+        """Have a name belong to this node from now on, if that was not written since a revision; also when it was
+        this node's already, so that no node that goes by that revision can have it any more. Whether it belongs to this
         node now, durably: the answer is certain, however long that takes. Raises Unavailable: nothing was changed."""
         key = _owner_key(kind, name)
         data = orjson.dumps({"node": self.name})

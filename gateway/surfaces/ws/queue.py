@@ -61,6 +61,7 @@ class Queue:
     """One subscription in queue mode."""
 
     mode = Mode.QUEUE
+    queue: str | None = None
 
     def __init__(
         self,
