@@ -6,7 +6,7 @@ beginning could not count them.
 
     name count u32 · row count u32
     first offset i64 of each name     of the first record of this batch that names it, the next one gets one more;
-                                      -1 in entries of `__timer`: it is assigned when the record is delivered
+                                      -1: not assigned; no entry in the log has it
     length u8 of each name
     count u8 of each record           how many light queues it is in
     name index u32 of each row        the names of record 0, then those of record 1, ...

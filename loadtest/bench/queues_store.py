@@ -31,7 +31,7 @@ VALUE = b'{"text":"hello, how are you today?","from":"user/1234567"}'
 READS = 2_000
 READ_RECORDS = 10
 TIMESTAMP_MS = 1_767_225_600_000
-LATE_APPENDS = 50
+LATE_APPENDS = 10
 
 
 def names_of(queue_count: int, fan_out: int, seed: int) -> Iterator[list[bytes]]:

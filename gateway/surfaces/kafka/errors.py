@@ -60,6 +60,7 @@ CODES: dict[type[Exception], int] = {
     store.SequenceGone: OUT_OF_ORDER_SEQUENCE,
     store.TopicExists: TOPIC_ALREADY_EXISTS,
     store.IllegalTopic: INVALID_REQUEST,
+    store.NoLightQueues: INVALID_RECORD,
     store.StoreError: STORAGE_ERROR,
     groups.UnknownGroup: GROUP_ID_NOT_FOUND,
     groups.UnknownMember: UNKNOWN_MEMBER_ID,

@@ -360,7 +360,12 @@ _OPS: dict[str, Operation] = {
     ),
     "example_file": Operation(
         tag="Operations",
-        answers={200: Answer(description="A file of that page.", content={"text/javascript": STRING})},
+        answers={
+            200: Answer(
+                description="A file of that page, or another page.",
+                content={"text/html": STRING, "text/javascript": STRING},
+            )
+        },
         errors=(404,),
     ),
 }
