@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import aiohttp
 import mq as mq_client
@@ -71,8 +72,8 @@ class Application:
     async def _guarded(self, work: Callable[[], Awaitable[None]]) -> None:
         try:
             await work()
-        except (mq_client.MqError, aiohttp.ClientError, AssertionError) as error:
-            self.errors.append(f"{self.name}: {error!r}")
+        except* (mq_client.MqError, aiohttp.ClientError, AssertionError) as errors:
+            self.errors += [f"{self.name}: {error!r}" for error in errors.exceptions]
 
     async def _send(self, client: mq_client.Client, is_over: asyncio.Event) -> None:
         number = 0
@@ -96,11 +97,14 @@ class Application:
             self.read.append((message.partition, message.offset, message.value))
 
     async def _work(self, client: mq_client.Client) -> None:
-        async with client.group(self.group).queue(TOPIC, start="earliest") as queue:
+        async with client.group(self.group).queue(TOPIC, start="earliest") as queue, asyncio.TaskGroup() as acks:
             async for message in queue:
-                with suppress(mq_client.LeaseLost):  # it comes again
-                    await message.ack()
-                    self.worked.append((message.partition, message.offset, message.value))
+                acks.create_task(self._done(message))
+
+    async def _done(self, message: Any) -> None:
+        with suppress(mq_client.LeaseLost):  # it comes again
+            await message.ack()
+            self.worked.append((message.partition, message.offset, message.value))
 
     async def _stream(self) -> None:
         """As a browser's EventSource: after an end it comes back with the last id."""
@@ -187,7 +191,7 @@ async def used(
         stopped = [asyncio.create_task(application.has_stopped.wait()) for application in applications]
         await asyncio.wait([asyncio.gather(*stopped), *running], return_when=asyncio.FIRST_COMPLETED)
         all_stopped.set()
-        await asyncio.wait_for(asyncio.gather(*running), 2 * PATIENCE_S)
+        await asyncio.wait_for(asyncio.gather(*running), 4 * PATIENCE_S)
     finally:
         for task in running:
             task.cancel()
