@@ -85,6 +85,12 @@ class Cluster(Protocol):
         """All brokers, by name."""
         ...
 
+    @property
+    def blocked(self) -> str | None:
+        """Why this node could not move something off itself, or to itself, the last time; None: nothing is in the
+        way."""
+        ...
+
     def is_there(self, name: str) -> bool:
         """Whether a broker's node runs, as far as its session tells."""
         ...

@@ -19,6 +19,7 @@ from gateway.cli.terminal import (
     Url,
     number_of,
     print_json,
+    print_note,
     print_table,
     progress,
     rows_of,
@@ -61,6 +62,9 @@ def list_(url: Url = URL_DEFAULT, as_json: Json = False) -> None:
         for row in rows
     ]  # fmt: skip
     print_table(("broker", "state", "partitions", "sealed", "groups", "latency", "url"), cells)
+    for row in rows:
+        for reason in row["reasons"]:
+            print_note(f"{row['broker']}: {reason}")
 
 
 @app.command("drain")

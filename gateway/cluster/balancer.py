@@ -55,15 +55,13 @@ class Balancer:
         self._give = give
         self._give_errors = give_errors
         self._moves_per_s = moves_per_s
-        self.reason: str | None = None
-        """Why something could not be moved the last time; None: nothing was in the way."""
 
     async def run(self) -> None:
         """Move what is to be moved, now and then."""
         while True:
             member = self._node.members[self._node.name]
+            self._node.blocked = None
             if member.draining or member.balancing:
-                self.reason = None
                 await (self.drain() if member.draining else self.take_share())
             await asyncio.sleep(INTERVAL_S)
 
@@ -96,7 +94,7 @@ class Balancer:
             if not self._node.members[own].balancing or not await self._moved(moves[0]):
                 return
             await asyncio.sleep(1 / self._moves_per_s)
-        if self.reason is None:
+        if self._node.blocked is None:
             try:
                 await self._node.set_balanced()
             except MetadataError as error:
@@ -119,7 +117,7 @@ class Balancer:
         return min(sorted(takers), key=lambda name: counts[name], default=None)
 
     def _failed(self, reason: str) -> None:
-        self.reason = reason
+        self._node.blocked = reason
         log.warning("not balanced: %s", reason)
 
     async def _partitions(self) -> dict[str, list[Partition]]:

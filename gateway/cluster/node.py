@@ -144,6 +144,9 @@ class ClusterNode:
         self.members: dict[str, Member] = {}
         """All brokers of the cluster, by name."""
 
+        self.blocked: str | None = None
+        """Why this node could not move something the last time (gateway/cluster/balancer.py)."""
+
     # ---- following -------------------------------------------------------------------------------------------------
 
     async def begin(self) -> None:

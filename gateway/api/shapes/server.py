@@ -216,7 +216,7 @@ class ShownBroker(Answer):
             "may be removed for good when it has no sealed segments either.",
         ),
     ]
-    reasons: Annotated[list[str], Meta(description="Why it takes no records.")]
+    reasons: Annotated[list[str], Meta(description="Why it takes no records, or why partitions move off it, or to it.")]
     latency_ms: Annotated[float | None, Meta(description="Of sends lately, a moving mean; null: there was none.")]
     excluded_until_ms: Annotated[int | None, Meta(description="Until when it is avoided.")]
     partitions: Annotated[int, Meta(ge=0, description="Whose open segment is on it.")]

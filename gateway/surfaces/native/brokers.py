@@ -31,6 +31,7 @@ from gateway.routing.base import Route, TopicView, UnknownPartition
 from gateway.surfaces.http.answers import check_accept, json_answer, packed
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.reading import partition_in, read_query, read_shape, topic_in
+from store.data_format import VERSION as DATA_VERSION
 from store.errors import UnknownQueue
 
 Moves: TypeAlias = Mapping[tuple[int, int], MoveView]
@@ -81,7 +82,7 @@ async def _brokers(gateway: Gateway) -> list[server.ShownBroker]:
                 broker=name,
                 kind="embedded" if name in gateway.admin.brokers() else "peer",
                 state=state,
-                reasons=own_reasons,
+                reasons=[*own_reasons, *_reasons(gateway, name, counts, group_counts)],
                 latency_ms=latency_ms,
                 excluded_until_ms=excluded_until_ms,
                 partitions=counts[name],
@@ -93,6 +94,28 @@ async def _brokers(gateway: Gateway) -> list[server.ShownBroker]:
             )
         )
     return rows
+
+
+def _reasons(gateway: Gateway, name: str, counts: Counter[str], group_counts: Mapping[str, int]) -> list[str]:
+    """Why partitions move off a broker of a cluster, to it, or do not."""
+    cluster = gateway.cluster
+    if cluster is None or (member := cluster.members.get(name)) is None:
+        return []
+    takers = [other for other, one in cluster.members.items() if cluster.is_there(other) and not one.draining]
+    reasons = []
+    if not cluster.is_there(name):
+        reasons.append("its node has not been heard of for some seconds: what is on it waits for it, or for a takeover")
+    if member.draining and (left := counts[name] + group_counts.get(name, 0)):
+        whither = "they go to the brokers with the fewest" if set(takers) - {name} else "no other broker takes any"
+        reasons.append(f"it is to have nothing, and has {left} partitions and groups: {whither}")
+    if member.balancing:
+        share = sum(counts.values()) // max(len({*takers, name}), 1)
+        reasons.append(f"it takes its share from those with the most: {counts[name]} of {share} partitions")
+    if name == cluster.name and cluster.blocked is not None:
+        reasons.append(cluster.blocked)
+    if name in gateway.routes_table.lacking(DATA_VERSION):
+        reasons.append("its program is older than this one: what needs a newer data format waits until it is upgraded")
+    return reasons
 
 
 async def _owners(gateway: Gateway) -> AsyncIterator[tuple[str, str, int]]:

@@ -47,6 +47,7 @@ const worker = mq.subscribe({
   group,
   mode: "queue",
   start: "earliest",
+  concurrency: 20,
   onMessage: ({ partition, offset, value }) => void seen.worked.push([partition, offset, value]),
   onEnd: (error) => error && failed("worker")(error),
 });

@@ -14,12 +14,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import aiohttp
 import mq as mq_client
 import orjson
 import pytest
 
+from gateway.routing.patience import AWAY_S
 from tests.e2e import test_js
 from tests.e2e.server import DIES_WITH_US
 from tests.gateway.cluster.etcd_server import EtcdServer
@@ -70,8 +72,8 @@ class Application:
     async def _guarded(self, work: Callable[[], Awaitable[None]]) -> None:
         try:
             await work()
-        except (mq_client.MqError, aiohttp.ClientError, AssertionError) as error:
-            self.errors.append(f"{self.name}: {error!r}")
+        except* (mq_client.MqError, aiohttp.ClientError, AssertionError) as errors:
+            self.errors += [f"{self.name}: {error!r}" for error in errors.exceptions]
 
     async def _send(self, client: mq_client.Client, is_over: asyncio.Event) -> None:
         number = 0
@@ -95,11 +97,14 @@ class Application:
             self.read.append((message.partition, message.offset, message.value))
 
     async def _work(self, client: mq_client.Client) -> None:
-        async with client.group(self.group).queue(TOPIC, start="earliest") as queue:
+        async with client.group(self.group).queue(TOPIC, start="earliest") as queue, asyncio.TaskGroup() as acks:
             async for message in queue:
-                with suppress(mq_client.LeaseLost):  # it comes again
-                    await message.ack()
-                    self.worked.append((message.partition, message.offset, message.value))
+                acks.create_task(self._done(message))
+
+    async def _done(self, message: Any) -> None:
+        with suppress(mq_client.LeaseLost):  # it comes again
+            await message.ack()
+            self.worked.append((message.partition, message.offset, message.value))
 
     async def _stream(self) -> None:
         """As a browser's EventSource: after an end it comes back with the last id."""
@@ -186,7 +191,7 @@ async def used(
         stopped = [asyncio.create_task(application.has_stopped.wait()) for application in applications]
         await asyncio.wait([asyncio.gather(*stopped), *running], return_when=asyncio.FIRST_COMPLETED)
         all_stopped.set()
-        await asyncio.wait_for(asyncio.gather(*running), 2 * PATIENCE_S)
+        await asyncio.wait_for(asyncio.gather(*running), 4 * PATIENCE_S)
     finally:
         for task in running:
             task.cancel()
@@ -327,3 +332,74 @@ async def test_a_rolling_restart_reaches_no_application_as_an_error(
         seeds = await _spread(nodes)
         async with used(nodes, [Application, JsApplication], "workers", seeds):
             await roll(nodes, drains=drains, away_s=0.0 if drains else 6.0)
+
+
+async def test_a_node_that_is_away_holds_up_only_what_it_has(tmp_path: Path, etcd: EtcdServer) -> None:
+    """Partition 0 has sealed records on n2, partition 1 none. While n2 is away, whoever follows both gets those of
+    partition 1; a read of what n2 has waits, and is refused when n2 is away for long; then all of it is read."""
+    async with asyncio.timeout(4 * PATIENCE_S), served(tmp_path, etcd, Random(32), 2) as nodes:
+        await nodes.done("n1", "PUT", f"/mq/v1/topics/{TOPIC}", json={"partitions": 2})
+        for partition, node in ((0, "n2"), (1, "n1")):
+            await _move(nodes, partition, node)
+        sent = [(partition, offset, f"{partition}-{offset}") for partition in (0, 1) for offset in (0, 1)]
+        await _send(nodes, *sent[:1])
+        await _move(nodes, 0, "n1")
+        application = Application("ap-n1", nodes.servers["n1"].url, "away-n1")
+        async with mq_client.connect(application.url, retry=RETRY_S) as client:
+            assert await nodes.servers["n2"].stop() == 0
+            await _send(nodes, *sent[1:])
+            following = [
+                asyncio.create_task(work)
+                for work in (application._read(client), application._work(client), application._stream())
+            ]
+            reading = asyncio.create_task(nodes.ask("n1", "GET", f"/topics/{TOPIC}/partitions/0/records?offset=0"))
+            ready = [row for row in sent if row[0] == 1]
+            for seen in (application.read, application.worked, application.streamed):
+                await _until(lambda seen=seen: seen == ready)  # type: ignore[misc]
+            answer = await nodes.done("n1", "POST", "/mq/v1/groups/away/messages:receive", json=_receive(100))
+            assert {row["partition"] for row in answer["messages"]} == {1}
+            instance = await _instance(nodes)
+            records = await nodes.done("n1", "GET", f"{instance}/records?timeout=500", headers=ACCEPTS)
+            assert [(row["partition"], row["offset"]) for row in records] == [row[:2] for row in ready]
+            status, refused = await reading
+            assert (status, refused["retriable"]) == (503, True)
+            begun_s = time.monotonic()
+            assert (await nodes.ask("n1", "GET", f"/topics/{TOPIC}/partitions/0/records?offset=0"))[0] == 503
+            assert time.monotonic() - begun_s < AWAY_S, "it has been away for long"
+            empty = await nodes.ask("n1", "POST", "/mq/v1/groups/away/messages:receive", json=_receive(100))
+            assert empty[0] == 503, "there is more, and it cannot be had"
+            await nodes.servers["n2"].start()
+            for seen in (application.read, application.worked, application.streamed):
+                await _until(lambda seen=seen: sorted(seen) == sent)  # type: ignore[misc]
+            records = await nodes.done("n1", "GET", f"{instance}/records?timeout=20000", headers=ACCEPTS)
+            assert [(row["partition"], row["offset"]) for row in records] == [(0, 0), (0, 1)]
+            for task in following:
+                task.cancel()
+
+
+ACCEPTS = {"Accept": "application/vnd.kafka.json.v2+json"}
+
+
+async def _instance(nodes: Nodes) -> str:
+    v2 = {"Content-Type": "application/vnd.kafka.v2+json"}
+    made = {"name": "one", "format": "json", "auto.offset.reset": "earliest", "auto.commit.enable": "false"}
+    await nodes.done("n1", "POST", "/consumers/readers", json=made, headers=v2)
+    instance = "/consumers/readers/instances/one"
+    partitions = [{"topic": TOPIC, "partition": partition} for partition in (0, 1)]
+    await nodes.done("n1", "POST", f"{instance}/assignments", json={"partitions": partitions}, headers=v2)
+    return instance
+
+
+def _receive(wait_ms: int) -> dict[str, object]:
+    return {"topics": [TOPIC], "max_messages": 10, "start": "earliest", "wait_ms": wait_ms}
+
+
+async def _move(nodes: Nodes, partition: int, to: str) -> None:
+    await nodes.done("n1", "POST", f"/mq/v1/topics/{TOPIC}/partitions/{partition}/move", json={"to": to})
+
+
+async def _send(nodes: Nodes, *sent: tuple[int, int, str]) -> None:
+    for partition, offset, value in sent:
+        path = f"/topics/{TOPIC}/partitions/{partition}"
+        answer = await nodes.done("n1", "POST", path, json={"records": [{"value": value}]}, headers=JSON)
+        assert answer["offsets"][0]["offset"] == offset

@@ -9,6 +9,7 @@ from typing import Any
 from gateway.cluster.mover import Move
 from gateway.routing.table import RouteTable, Segment
 from gateway.surfaces.http.context import Gateway
+from store.data_format import VERSION as DATA_VERSION
 from store.types import QueueKey
 from tests.gateway.conftest import Client
 from tests.gateway.fake_broker import FakeBroker
@@ -56,9 +57,10 @@ class FakeCluster:
     """A node of a cluster of three, one of which is away, with three moves."""
 
     name = "local"
+    blocked = "partition 1 of orders cannot go to n2: it is full"
     members: Mapping[str, object] = MappingProxyType(
         {
-            name: SimpleNamespace(name=name, draining=name == "n3", balancing=False, url=f"http://{name}")
+            name: SimpleNamespace(name=name, draining=name == "n3", balancing=name == "n2", url=f"http://{name}")
             for name in ("local", "n2", "n3", "n4")
         }
     )
@@ -94,6 +96,17 @@ async def test_moves_under_way_and_plans(client: Client, gateway: Gateway) -> No
     assert brokers == [
         ("local", "embedded", "up"), ("n2", "peer", "up"), ("n3", "peer", "draining"), ("n4", "peer", "offline"),
     ]  # fmt: skip
+    gateway.routes_table.formats["n2"] = DATA_VERSION - 1  # type: ignore[attr-defined]
+    reasons = {row["broker"]: row["reasons"] for row in (await ask(client, "/brokers"))["brokers"]}
+    assert reasons == {
+        "local": [FakeCluster.blocked],
+        "n2": [
+            "it takes its share from those with the most: 0 of 2 partitions",
+            "its program is older than this one: what needs a newer data format waits until it is upgraded",
+        ],
+        "n3": ["it is to have nothing, and has 1 partitions and groups: they go to the brokers with the fewest"],
+        "n4": ["its node has not been heard of for some seconds: what is on it waits for it, or for a takeover"],
+    }
     drain = await ask(client, "/brokers/local/plan?draining=true&limit=3")
     assert drain["total"] == 4
     assert drain["moves"] == [
