@@ -43,6 +43,8 @@ TESTED_THROUGH_OTHERS = {
     "gateway.cluster.peer_link": "gateway/surfaces/peer/test_server.py",
     "gateway.main.worker": "gateway/main/test_workers.py",
     "gateway.main.worker_counts": "gateway/main/test_workers.py",
+    "gateway.main.joined": "gateway/cluster/test_served.py",
+    "gateway.main.storeless": "gateway/main/test_workers.py",
     "gateway.main.group_moves": "gateway/cluster/test_served.py",
     "gateway.main.readings": "gateway/surfaces/native/test_stats.py",
     "gateway.settings.cluster": "gateway/settings/test_config.py",

@@ -2,6 +2,7 @@
 
 GroupError
 ├── UnknownGroup        nobody has ever consumed in this group                                   (404)
+│   └── GroupUnowned     ... and in a cluster it is no node's: whoever begins it has to own it first
 ├── UnknownMember       no such member, or its session has ended: join again                       (404)
 ├── StaleGeneration     the caller acts for a generation in which it does not own this: join again   (409)
 ├── GroupActive         the group has members, and this needs an empty one, or force                 (409)
@@ -20,6 +21,10 @@ class GroupError(Exception):
 
 class UnknownGroup(GroupError):
     """No member, offset, lease or setting of it is known."""
+
+
+class GroupUnowned(UnknownGroup):
+    """The group is no node's, or not any more: nothing of it may be written before it is this one's."""
 
 
 class UnknownMember(GroupError):
