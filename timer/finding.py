@@ -2,7 +2,9 @@
 hundredths of a second. Pure.
 
 A due time has eight bytes, a topic id four. Of each unit single bytes are compared first, those of many units in one
-step: a byte that no wanted due time has rules its unit out. What is left is looked at one by one.
+step: a byte that no wanted due time has rules its unit out. When so many times are wanted that neither byte 4 nor byte
+5 alone would rule much out (days that begin at an odd minute, of a year), both are looked up together, which costs more
+than a byte and a quarter of looking at the unit. What is left is looked at one by one.
 
     byte of the due time      3        4       5         of the topic id    2        3
     is the same for       49.7 days  4.7 h   65.5 s
@@ -11,9 +13,11 @@ step: a byte that no wanted due time has rules its unit out. What is left is loo
 from __future__ import annotations
 
 import struct
+import sys
 from bisect import bisect_right
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import compress
+from operator import itemgetter
 from typing import NamedTuple
 
 from timer.timer_log import DUE_AT, TOPIC_ID_AT, UNIT_BYTES
@@ -25,6 +29,12 @@ _TOPIC_BYTES = (2, 3)
 _BYTE_VALUES = 256
 _WANTED_MAX = 128
 """Of the values of a byte: when more are wanted, looking at it costs more than it saves."""
+
+_PAIR_AT = DUE_AT + 4
+_PAIR_VALUES = 1 << 16
+_PAIR_SHIFT = 16
+_PAIRS_WANTED_MAX = _PAIR_VALUES // 4
+"""Of the values of bytes 4 and 5 together: likewise."""
 
 _FEW_SHARE = 1 / 16
 
@@ -56,7 +66,9 @@ class DueUnits:
         self._topic_ids = topic_ids
         self._masks: list[tuple[int, bytes]] = []
         for byte in _DUE_BYTES:
-            self._mask(DUE_AT + byte, _values_of(spans, 8 * (7 - byte)))
+            self._mask(DUE_AT + byte, _values_of(spans, 8 * (7 - byte), _BYTE_VALUES, _WANTED_MAX))
+        is_masked = any(at >= _PAIR_AT for at, _ in self._masks)
+        self._pairs = None if is_masked else _pairs_of(spans)
         if topic_ids is not None:
             for byte in _TOPIC_BYTES:
                 self._mask(TOPIC_ID_AT + byte, {topic_id >> 8 * (3 - byte) & 255 for topic_id in topic_ids})
@@ -64,9 +76,9 @@ class DueUnits:
         """Whether of the units that were last looked through nearly all were ruled out by their bytes, which takes next
         to no time."""
 
-    def _mask(self, at: int, wanted: Collection[int]) -> None:
-        """Rule out units whose byte at a place is none of these, unless they are too many."""
-        if len(wanted) <= _WANTED_MAX:
+    def _mask(self, at: int, wanted: Collection[int] | None) -> None:
+        """Rule out units whose byte at a place is none of these, unless they are too many (None)."""
+        if wanted is not None and len(wanted) <= _WANTED_MAX:
             self._masks.append((at, bytes(value in wanted for value in range(_BYTE_VALUES))))
 
     def places(self, units: bytes) -> list[int]:
@@ -74,6 +86,10 @@ class DueUnits:
         count = len(units) // UNIT_BYTES
         places: Iterable[int] = range(count)
         masks = [units[at::UNIT_BYTES].translate(mask) for at, mask in self._masks]
+        if self._pairs is not None and count > 1:  # of one place `itemgetter` makes no tuple
+            pairs = bytearray(2 * count)
+            pairs[::2], pairs[1::2] = units[_PAIR_AT::UNIT_BYTES], units[_PAIR_AT + 1 :: UNIT_BYTES]
+            masks.append(bytes(itemgetter(*memoryview(pairs).cast("H"))(self._pairs)))
         if masks:
             mask = int.from_bytes(masks[0])
             for other in masks[1:]:
@@ -105,12 +121,26 @@ def _set_in(mask: bytes) -> Iterator[int]:
         place = mask.find(1, place + 1)
 
 
-def _values_of(spans: Sequence[Span], shift: int) -> set[int]:
-    """The values that the byte above `shift` bits takes in some spans."""
+def _values_of(spans: Sequence[Span], shift: int, range_: int, wanted_max: int) -> set[int] | None:
+    """The values (below `range_`, a power of 2) that what is above `shift` bits takes in some spans. None: more than
+    `wanted_max`, as far as one can tell soon."""
     values: set[int] = set()
     for from_ms, to_ms in spans:
         first, last = from_ms >> shift, to_ms - 1 >> shift
-        values.update(number & 255 for number in range(first, min(last, first + _BYTE_VALUES - 1) + 1))
-        if len(values) > _WANTED_MAX:
-            break
+        if last - first >= wanted_max:
+            return None
+        values.update(number & range_ - 1 for number in range(first, last + 1))
+        if len(values) > wanted_max:
+            return None
     return values
+
+
+def _pairs_of(spans: Sequence[Span]) -> bytes | None:
+    """Whether bytes 4 and 5 of a due time are wanted, by both as this machine reads two bytes; None: too many are."""
+    values = _values_of(spans, _PAIR_SHIFT, _PAIR_VALUES, _PAIRS_WANTED_MAX)
+    if values is None:
+        return None
+    pairs = bytearray(_PAIR_VALUES)
+    for value in values:
+        pairs[int.from_bytes(value.to_bytes(2, "big"), sys.byteorder)] = True
+    return bytes(pairs)

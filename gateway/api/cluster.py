@@ -37,6 +37,16 @@ class MemberView(Protocol):
         """Whether it takes its share of the partitions."""
         ...
 
+    @property
+    def room(self) -> str:
+        """The machine room of its node; empty when it has none."""
+        ...
+
+    @property
+    def kafka(self) -> Sequence[str]:
+        """Where Kafka clients reach its node, by the names of its listeners: NAME://HOST:PORT."""
+        ...
+
 
 class MoveView(Protocol):
     """A move that is under way."""

@@ -1,8 +1,8 @@
 """Reading a partition and waiting at its end: every way out (pull, long poll, stream, socket, consumer instance) goes
 through here, in logical offsets.
 
-A partition may be a chain of queues on several brokers: `routing/` reads it in the partition's offsets, so nobody above
-it knows about queues.
+A partition may be a chain of queues on several brokers: `routing/` reads it in the partition's offsets, so no module
+above it knows about queues.
 
 A read never waits. A caller at the end of partitions is woken by `watch` (one call for one end) or `watching` (several
 ends, for the length of a block), and reads again. Deadlines, least amounts of bytes, rights that end and
@@ -12,10 +12,11 @@ is worth another try, so a partition that is gone or fails wakes too, and the re
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import NamedTuple
 
+from gateway.api.turns import few_a_turn
 from gateway.errors import EPOCH_CHANGED, OFFSET_OUT_OF_RANGE, RequestError, invalid
 from gateway.routing.base import Routes, TopicView, UnknownPartition
 from gateway.routing.reading import PartitionReader
@@ -83,11 +84,14 @@ class Consumer:
         )
         return Fetched(entries, status, low, high, next_offset)
 
-    @contextmanager
-    def watching(self, tails: Iterable[Tail], wake: Wake) -> Iterator[None]:
-        """Within the block, call `wake` when one of these ends has moved or cannot be told: once for each at most."""
-        call_offs = [self.watch(*tail, wake) for tail in tails]
+    @asynccontextmanager
+    async def watching(self, tails: Sequence[Tail], wake: Wake) -> AsyncIterator[None]:
+        """Within the block, call `wake` when one of these ends has moved or cannot be told: once for each at most. Of
+        many, a few are watched in each turn of the event loop: an end that is not known is asked for by a task."""
+        call_offs: list[Callable[[], None]] = []
         try:
+            async for tail in few_a_turn(tails):
+                call_offs.append(self.watch(*tail, wake))
             yield
         finally:
             for call_off in call_offs:

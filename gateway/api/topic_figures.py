@@ -1,8 +1,8 @@
 """How much topics hold and get: exactly for a few, and as it was some seconds ago for all of them, to sort by.
 
-What all hold is added up over every partition, a tenth of a second for 100,000: in turns of the event loop, at most
-once in SNAPSHOT_MS, whoever asks, and never when nobody does. Likewise in a cluster, where it is a question to each
-node: none is asked for the partitions of others.
+What all hold is added up over every partition, a tenth of a second for 100,000: in turns of the event loop, at
+most once in SNAPSHOT_MS, and only when a request asks for them. In a cluster it is one question to each node, which
+counts what it has itself.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ class BrokerUnreachable(Overloaded):
 
 
 class AnswerLost(StoreError):
-    """The broker was asked, and its answer did not arrive: nobody here knows whether it was done."""
+    """The broker was asked, and its answer did not arrive: it may or may not have been done."""
 
 
 class Broker(Protocol):

@@ -3,8 +3,9 @@
     cluster               the cluster's id, made by the node that was first
     brokers/<name>        {"v": 1, "number": 0, "data": id of its data directory, "address": where nodes reach it,
                            "url": where clients do, "draining": it is to have nothing, "balancing": it is to take its
-                           share of the partitions (written when true), "room": the machine room it stands in}. Stays
-                           when the node is gone: partitions may be on it
+                           share of the partitions (written when true), "room": the machine room it stands in,
+                           "kafka": where Kafka clients reach its listeners, NAME://HOST:PORT (written when there are
+                           any)}. Stays when the node is gone: partitions may be on it
     nodes/<name>          a session: there while the node's process is
     owners/<kind>/<name>  the node that a consumer group or a recurring schedule belongs to
 
@@ -71,6 +72,7 @@ class Member:
     draining: bool = False
     balancing: bool = False
     room: str = ""
+    kafka: tuple[str, ...] = ()
 
 
 def check_node_name(name: str) -> None:
@@ -87,6 +89,8 @@ def encode_member(member: Member) -> bytes:
     }  # fmt: skip
     if member.balancing:
         fields["balancing"] = True
+    if member.kafka:
+        fields["kafka"] = member.kafka
     return orjson.dumps(fields)
 
 
@@ -96,6 +100,7 @@ def decode_member(name: str, data: bytes) -> Member:
         fields = orjson.loads(data)
         if fields.pop("v") != VERSION:
             raise ValueError("of another version")
+        fields["kafka"] = tuple(map(str, fields.get("kafka", ())))
         return Member(name=name, **fields)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"the record of broker {name} is not understood: {error!r}") from error

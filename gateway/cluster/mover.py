@@ -35,7 +35,7 @@ class StillThere(Exception):
 
 
 class UnknownBroker(Exception):
-    """Nobody here knows a broker of this name."""
+    """There is no broker of this name."""
 
 
 Step = Literal["warm", "intent", "seal", "commit"]
@@ -227,8 +227,8 @@ class Mover:
         return segment.end if segment.taken and segment.end is not None and low == high else low
 
     async def _set(self, topic_id: int, partition: int, revision: int, record: PartitionRecord) -> int:
-        """Write a record over the one of a revision; returns its own. When nobody knows what became of the change, the
-        record is read: the same one is ours, or as good as ours, as only its revision is compared from here on."""
+        """Write a record over the one of a revision; returns its own. When it is not known what became of the change,
+        the record is read: the same one is ours, or as good as ours, as only its revision is compared from here on."""
         key = key_of(topic_id, partition)
         try:
             written = await self._metadata.compare_and_set({key: revision}, {key: encode(record)})

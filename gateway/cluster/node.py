@@ -504,8 +504,8 @@ class ClusterNode:
         return found, None if found is None else decode_topic(found.data)
 
     async def _set_topic(self, expected: dict[str, int], record: TopicRecord, others: dict[str, bytes]) -> bool:
-        """Whether the topic is so in the metadata, and then on all nodes that are there; if not, or if nobody knows,
-        whoever asks reads and decides again."""
+        """Whether the topic is so in the metadata, and then on all nodes that are there; if not, or if that is not
+        known, whoever asks reads and decides again."""
         name, data = record.topic.name, encode_topic(record)
         try:
             revision = await self._metadata.compare_and_set(expected, {key_of_topic(name): data, **others})
@@ -689,8 +689,8 @@ class ClusterNode:
             self._owners[key] = node
 
     async def own(self, kind: str, name: str, revision: int) -> bool:
-        """Have a name belong to this node from now on, if nobody has written that since a revision; also when it was
-        this node's already, so that nobody who goes by that revision can have it any more. Whether it belongs to this
+        """Have a name belong to this node from now on, if that was not written since a revision; also when it was
+        this node's already, so that no node that goes by that revision can have it any more. Whether it belongs to this
         node now, durably: the answer is certain, however long that takes. Raises Unavailable: nothing was changed."""
         key = _owner_key(kind, name)
         data = orjson.dumps({"node": self.name})

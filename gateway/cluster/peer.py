@@ -139,7 +139,7 @@ class PeerBroker:
     async def take_group(self, group: str, events: bytes, *, size_bytes: int, revision: int) -> bool:
         """Have the other node take a group that leaves this one, if its owner's key still has that revision; whether
         it has it now. `events`: all that it is (gateway/groups/coordinator/handover.py). Raises what the other node
-        raises, BrokerUnreachable, Unavailable: it has not; AnswerLost: nobody here knows."""
+        raises, BrokerUnreachable, Unavailable: it has not; AnswerLost: it is not known."""
         head = {"group": group, "size": len(events), "size_bytes": size_bytes, "revision": revision}
         answered, _ = await self._ask("take_group", head, [events], wait_ms=TAKE_GROUP_MS)
         return bool(answered["taken"])
@@ -201,7 +201,7 @@ class PeerBroker:
         return AnswerLost(f"broker {self._name} does not answer as a node of this cluster: {error}")
 
     def _error_of(self, head: Head) -> StoreError:
-        """A store that has stopped is another node's: its caller only learns that nobody knows what became of the call.
+        """A store that has stopped is another node's: its caller only learns that the outcome of the call is not known.
         Likewise for an error of a newer version."""
         error = peer_wire.error_of(head)
         is_unknown = isinstance(error, StoreStopped) or type(error) is StoreError

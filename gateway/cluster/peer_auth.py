@@ -1,5 +1,5 @@
 """How two nodes know each other: both have the cluster's secret, and every request and answer carries a code that
-nobody can make without it (keyed BLAKE2b over all that is said). Nothing is encrypted: where others can listen, nodes
+cannot be made without it (keyed BLAKE2b over all that is said). Nothing is encrypted: where others can listen, nodes
 speak over a private network or a Unix socket.
 
     head      sender's id · number · time · path · size     number rises with each request of one process
@@ -66,7 +66,7 @@ class Secret:
         self._key = blake2b(secret, digest_size=64).digest()  # secrets of any length
 
     def proof(self) -> bytes:
-        """Shows who has it that somebody else has it too, where nobody can listen."""
+        """Shows who has it that the other end has it too, where no third party can listen."""
         return self._code(b"mq-hello", b"", b"").encode()
 
     def head_code(self, stamp: Stamp, path: str, size: int) -> str:

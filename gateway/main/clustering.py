@@ -85,13 +85,14 @@ async def clustered(
     *,
     listener: socket.socket,
     internal: socket.socket,
+    kafka: tuple[str, ...],
     tls: ServerTls | None,
     progress: RecoveryProgress,
     stopping: asyncio.Event,
 ) -> AsyncIterator[ClusterNode]:
     """A node of the cluster while the block runs: joined, its topics and routes as the metadata has them, and answering
-    the other nodes. While etcd cannot be reached it waits, until `stopping`. Raises CannotJoin, SessionTaken,
-    ConfigError."""
+    the other nodes. `kafka`: where clients reach its Kafka listeners. While etcd cannot be reached it waits, until
+    `stopping`. Raises CannotJoin, SessionTaken, ConfigError."""
     own = config.cluster
     assert own.node is not None
     secret, etcd = checked(own)
@@ -102,6 +103,7 @@ async def clustered(
         address=own.internal_url or f"http://{address_of(internal)}",
         url=own.client_url or url_of(config.host, listener, tls),
         room=config.room,
+        kafka=kafka,
         balancing=own.balance,
     )
     async with EtcdMetadata(etcd) as metadata:

@@ -11,8 +11,6 @@ import logging
 import ssl
 from datetime import UTC, datetime
 
-from cryptography.x509 import load_pem_x509_certificate
-
 from gateway.auth.operator_files import KEYS_BYTES_MAX, read_file
 from gateway.auth.policy import signature_of
 from gateway.settings.tls import TlsConfig
@@ -59,6 +57,8 @@ class ServerTls:
         return True
 
     def _load(self, context: ssl.SSLContext) -> None:
+        from cryptography.x509 import load_pem_x509_certificate  # loaded by servers with TLS alone
+
         for setting, path in (("tls.cert_file", self._cert_file), ("tls.key_file", self._key_file)):
             try:
                 read_file(path, KEYS_BYTES_MAX)  # OpenSSL would wait for a pipe, with the event loop

@@ -50,6 +50,7 @@ from gateway.main.identity import cluster_id
 from gateway.main.listener import (
     BACKLOG,
     address_of,
+    advertised_kafka,
     answering_not_ready,
     bound_kafka_sockets,
     bound_socket,
@@ -187,6 +188,7 @@ async def run(
                         clock,
                         listener=listener,
                         internal=internal,
+                        kafka=advertised_kafka(config, kafka_sockets),
                         tls=tls,
                         progress=progress,
                         stopping=stopping,
@@ -262,7 +264,14 @@ async def run(
                 taking = listening(application, gateway, limiter, listener, tls)
             async with (
                 taking,
-                serving_kafka(gateway, limiter, kafka_sockets, ssl_context=ssl_context, backlog=BACKLOG),
+                serving_kafka(
+                    gateway,
+                    limiter,
+                    kafka_sockets,
+                    ssl_context=ssl_context,
+                    backlog=BACKLOG,
+                    on_group_gone=groups.handover.on_gone,
+                ),
             ):
                 url = url_of(config.host, listener, tls)
                 announce(url)

@@ -119,7 +119,7 @@ class Routes(Protocol):
         ...
 
     async def refresh(self, topic: str, partition: int) -> None:
-        """Look where a partition is now, if somebody knows better than this table; as far as it can be told."""
+        """Look where a partition is now, if there is a source newer than this table; as far as it can be told."""
         ...
 
     def locate(self, topic: str, broker: Broker, queue: QueueKey, offset: int | None) -> tuple[int, int | None]:

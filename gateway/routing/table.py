@@ -83,7 +83,7 @@ class RouteTable:
         """Partitions of all topics."""
 
         self.refresh_by: Callable[[str, int], Awaitable[None]] | None = None
-        """Looks where a partition is now, and sets its chain; None: nobody knows better than this table."""
+        """Looks where a partition is now, and sets its chain; None: this table is all there is."""
 
     def put(self, topic: TopicView, broker: Broker) -> None:
         """Add a topic, or its new shape: its chains stay, and each partition that is new lies on `broker`, in the queue

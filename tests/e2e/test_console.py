@@ -17,7 +17,7 @@ from tests.e2e.test_js import REPOSITORY, install_packages, passed, run, why_mis
 CONSOLE = REPOSITORY / "clients" / "console"
 SERVED = REPOSITORY / "gateway" / "surfaces" / "console" / "static"
 FILES = {"index.html", "console.js", "console.css", "icon.svg"}
-TESTS_MIN, WALKS_MIN, NODES_MIN, SIZES_MIN = 1, 25, 3, 2
+ROLES = 8
 
 _REASON = why_missing()
 pytestmark = pytest.mark.skipif(_REASON is not None, reason=_REASON or "")
@@ -65,16 +65,20 @@ def test_the_lock_file_names_no_registry() -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "least"),
+    ("file", "pattern", "least"),
     [
-        pytest.param("quick.test.mjs", TESTS_MIN, id="the-main-way"),
-        pytest.param("walk.test.mjs", WALKS_MIN, id="all", marks=pytest.mark.matrix),
-        pytest.param("cluster.test.mjs", NODES_MIN, id="two-nodes", marks=pytest.mark.matrix),
-        pytest.param("size.test.mjs", SIZES_MIN, id="ten-thousand-topics-a-million-delays", marks=pytest.mark.long),
+        pytest.param("walk.test.mjs", "", 12, id="each-page-as-a-person-uses-it"),
+        pytest.param("rights.test.mjs", "", ROLES + 2, id="each-role"),
+        pytest.param("recover.test.mjs", "", 1, id="kill-9-under-each-page"),
+        pytest.param("cluster.test.mjs", "move a partition", 1, id="a-move"),
+        pytest.param("cluster.test.mjs", "", 4, id="two-nodes", marks=pytest.mark.matrix),
+        pytest.param("looks.test.mjs", "", 9, id="axe-themes-alarms", marks=pytest.mark.matrix),
+        pytest.param("size.test.mjs", "", 2, id="ten-thousand-topics-a-million-delays", marks=pytest.mark.long),
     ],
 )
-def test_in_chromium_against_a_real_server(file: str, least: int) -> None:
-    output = run("node", "--test", "--test-force-exit", f"e2e/{file}", cwd=CONSOLE, timeout_s=900.0)
+def test_in_chromium_against_a_real_server(file: str, pattern: str, least: int) -> None:
+    only = (f"--test-name-pattern={pattern}",) if pattern else ()
+    output = run("node", "--test", "--test-force-exit", *only, f"e2e/{file}", cwd=CONSOLE, timeout_s=900.0)
     for line in output.splitlines():
         if "# SKIP there is no " in line:
             pytest.skip(line.partition("# SKIP ")[2])

@@ -7,7 +7,7 @@ from random import Random
 from tests.simdisk import SimDisk
 from tests.timer.test_timer_log import opened
 from timer.finding import DueUnits, Span, merged
-from timer.timer_log import MAGIC_DEFAULT
+from timer.timer_log import MAGIC_DEFAULT, UNIT_BYTES
 
 BEGIN_MS = 1_800_000_000_000
 DAY_MS = 86_400_000
@@ -34,6 +34,14 @@ def test_units_are_found_by_the_time_they_are_due_and_by_topic() -> None:
                 for place, (due_ms, _) in enumerate(dues)
                 if of_topics[place] and any(start <= due_ms < start + span_ms for start in starts)
             ], (topic_ids, spans)
+    # So many times that no byte alone rules much out; in the end too many for both bytes together.
+    for span_ms in (60_000, DAY_MS // 96, DAY_MS // 2):
+        spans = [Span(BEGIN_MS + day * DAY_MS, BEGIN_MS + day * DAY_MS + span_ms) for day in range(400)]
+        meant = [place for place, (due_ms, _) in enumerate(dues) if (due_ms - BEGIN_MS) % DAY_MS < span_ms]
+        assert DueUnits(spans, None).places(chunk) == meant
+        of_one = chunk[meant[0] * UNIT_BYTES :][:UNIT_BYTES]
+        assert DueUnits(spans, None).places(of_one) == [0]
+        assert DueUnits(spans, {8}).places(chunk) == [place for place in meant if dues[place][1] == 8]
     assert DueUnits([Span(0, 1 << 62)], None).places(chunk) == list(range(500))
     for topic_id, are_few in ((70_000, True), (8, False)):
         finder = DueUnits([Span(0, 1 << 62)], {topic_id})

@@ -82,7 +82,7 @@ function Page(): JSX.Element {
   }
 }
 
-const THEMES: readonly (readonly [Theme, string])[] = [["system", "System theme"], ["light", "Light"], ["dark", "Dark"]];
+const THEMES: readonly (readonly [Theme, string])[] = [["system", "Auto theme"], ["light", "Light"], ["dark", "Dark"]];
 
 function Header(): JSX.Element {
   const current = place.value.parts[0] ?? "overview";

@@ -92,6 +92,14 @@ export function plural(value: number, one: string, many = `${one}s`): string {
   return `${count(value)} ${value === 1 ? one : many}`;
 }
 
+const EXACT: [string, number][] = [["d", 86_400_000], ["h", 3_600_000], ["m", 60_000], ["s", 1000], ["ms", 1]];
+
+/** A duration as `parseDuration` and the server read it, nothing left out: "26h", "90s", "1500ms". */
+export function exactly(ms: number): string {
+  const [unit, size] = EXACT.find(([, one]) => ms % one === 0)!;
+  return `${ms / size}${unit}`;
+}
+
 /** Milliseconds of "7d", "90 min", "1.5h"; null when it is none of these. */
 export function parseDuration(text: string): number | null {
   const found = /^\s*([0-9]+(?:\.[0-9]+)?)\s*(ms|s|min|m|h|d)\s*$/.exec(text);

@@ -140,11 +140,14 @@ for (const [name, options] of [["light", {}], ["dark", { colorScheme: "dark" }],
     tab.on("console", (message) => /Content Security Policy|Refused/.test(message.text()) && errors.push(message.text()));
     await tab.goto(`${server.url}/examples?topic=page-${name}`);
     await tab.waitForSelector("#state.open");
+    await tab.waitForSelector(`#feed .empty:text('There is no topic page-${name} yet')`);
+    assert.equal((await fetch(`${server.url}/mq/v1/topics/page-${name}`)).status, 404, "looking creates nothing");
     await tab.fill("[name=value]", '{"order": 7}');
     await tab.fill("[name=key]", "ann");
     await tab.click("#send button");
     await tab.waitForSelector("#feed .value:text('{\"order\":7}')");
     assert.match(await tab.textContent("#told"), /^On disk in \d+ ms: partition \d, offset 0\.$/);
+    assert.match(await tab.textContent("#feed li .about span:first-child"), /^(Mon|Tue|Wed|Thu|Fri|Sat|Sun)\b.*:\d\d:\d\d/);
     assert.match(await tab.textContent("#feed li .about"), /partition \d · offset 0key ann$/);
 
     await tab.fill("[name=value]", "<b>not markup</b>");

@@ -24,7 +24,7 @@ UNAVAILABLE = 503
 
 
 class Http:
-    """Requests with the client's token. What the server did not do because it could not for now, and what nobody has
+    """Requests with the client's token. What the server did not do because it could not for now, and what was not
     answered and may be asked twice, is asked again for RETRY_S."""
 
     def __init__(self, transport: Transport, connection: Connection, clock: Clock) -> None:

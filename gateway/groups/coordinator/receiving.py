@@ -1,7 +1,7 @@
 """How records come into consumers' hands: a receive goes through the partitions of its topics until it has enough.
 
-It begins with another partition each time, and goes to those first that nobody is busy with. When it finds nothing it
-waits until a record comes, a lease ends, or one is given back. Whoever is cancelled gives back what it had leased.
+It begins with another partition each time, and goes to those first that no other receive is at. When it finds nothing
+it waits until a record comes, a lease ends, or one is given back. Whoever is cancelled gives back what it had leased.
 
 Most partitions have nothing new most of the time, and a receive may name 100,000. So:
 
@@ -71,7 +71,7 @@ TAKEN_A_TURN = 500
 PROMISING_MAX = 2_048
 """Partitions that one round goes to. When they give nothing, the next round begins with others."""
 
-_FULL_RECHECK_MS = 1_000  # when all groups together may have no more records open: nobody tells us of another group's
+_FULL_RECHECK_MS = 1_000  # when all groups together may have no more records open: of another group's we are not told
 
 _Topics = Sequence[tuple[TopicView, bool]]
 """The topics of a receive, and whether each is the group's own retry topic."""
@@ -85,7 +85,7 @@ class _Round:
     """Those with something new or due."""
 
     due_ms: int | None = None
-    """When the next open record may be handed out again."""
+    """When the next open record may be leased again."""
 
     messages: list[Delivered] = field(default_factory=list)
     size_bytes: int = 0
@@ -140,7 +140,7 @@ class _Waiting:
 
 
 class Receiving:
-    """Hands out records of all groups of one node. `give_back` takes receipts that reached nobody."""
+    """Leases records of all groups of one node. `give_back` takes receipts that were not delivered."""
 
     def __init__(
         self,
@@ -202,7 +202,7 @@ class Receiving:
                         await asyncio.sleep(0)
                         lanes = [*found.promising, *waiting.changed()]
                     elif not waiting.watches(topics):
-                        waiting.watch(topics)  # and look again: what came before nobody has told
+                        waiting.watch(topics)  # and look again: what came before was not notified
                         lanes = None
                     else:
                         await self._wait(waiter, found, left_s)
@@ -364,7 +364,7 @@ class Receiving:
     async def _take(
         self, group: str, lane: Lane, request: Receive, limit: int, max_bytes: int, done: _Round
     ) -> list[Delivered]:
-        """Lease records of one partition, some in each turn of the event loop; nobody else's come in between."""
+        """Lease records of one partition, some in each turn of the event loop; no other's come in between."""
         context = self._context
         async with context.turns.of_leases(group, lane.key):
             leases = context.table.leases(group, lane.key)
@@ -501,14 +501,14 @@ class Receiving:
         return delivered
 
     async def _give_back_all(self, group: str, messages: Iterable[Delivered]) -> None:
-        """Nobody is there any more to have these."""
+        """The consumer of these is gone."""
         try:
             await self._give_back(group, [message.receipt for message in messages])
         except (StoreError, GroupError) as error:
             log.warning("leases could not be given back, they end by themselves group=%s error=%s", group, error)
 
     def _backlog(self, group: str, done: _Round) -> int:
-        """Records that were there and not handed out."""
+        """Records that were there and not leased."""
         lanes = done.promising.items()
         return done.other_backlog + sum(self._backlog_of(group, lane, bounds) for lane, bounds in lanes)
 

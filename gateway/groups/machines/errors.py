@@ -1,7 +1,7 @@
 """What can go wrong in a consumer group, by what a caller can do about it.
 
 GroupError
-├── UnknownGroup        nobody has ever consumed in this group                                   (404)
+├── UnknownGroup        no client ever consumed in this group                                    (404)
 │   └── GroupUnowned     ... and in a cluster it is no node's: whoever begins it has to own it first
 ├── UnknownMember       no such member, or its session has ended: join again                       (404)
 ├── StaleGeneration     the caller acts for a generation in which it does not own this: join again   (409)
@@ -40,11 +40,11 @@ class GroupActive(GroupError):
 
 
 class GroupFull(GroupError):
-    """The group holds as many members, or records that are handed out and not settled, as it may."""
+    """The group holds as many members, or records that are leased and not settled, as it may."""
 
 
 class GroupUnavailable(GroupError):
-    """Nobody can say now how far the group is; nothing may be concluded from it."""
+    """How far the group is cannot be known now; nothing may be concluded from it."""
 
 
 class GroupElsewhere(GroupError):

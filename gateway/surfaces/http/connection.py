@@ -335,7 +335,7 @@ class Connection(web.RequestHandler):
         self._pause_transport_reading()
 
     def _resume_transport_reading(self) -> None:
-        """See aiohttp's: it reads on whenever somebody has taken what there was. Not while this rests."""
+        """See aiohttp's: it reads on whenever what there was has been taken. Not while this rests."""
         if not self._is_resting:
             super()._resume_transport_reading()
 
@@ -432,7 +432,7 @@ class Connection(web.RequestHandler):
         if not may_take or fast_path is None or waiter is None or not self._is_idle():
             self._parse(data)
             return
-        self._waiter = None  # so that it wakes nobody yet
+        self._waiter = None  # so that it is not woken yet
         is_head = self._parse(data)
         self._waiter = waiter
         messages = self._messages
@@ -528,7 +528,7 @@ class Connection(web.RequestHandler):
     def _fall_back(self, taken: bytes | tuple[RawRequestMessage, StreamReader]) -> None:
         waiter = self._waiter
         if waiter is None or waiter.done():
-            return  # the connection has ended, and nobody waits for it
+            return  # the connection has ended
         if isinstance(taken, bytes):
             self._parse(taken)
         else:

@@ -64,8 +64,8 @@ async def fetch_or_wait(
     woken = asyncio.Event()
     gateway.stats.long_poll_count += 1
     try:
-        async with while_allowed(gateway, request):
-            with consumer.watching([Tail(topic, partition, offset)], woken.set), when_set(draining, woken.set):
+        async with while_allowed(gateway, request), consumer.watching([Tail(topic, partition, offset)], woken.set):
+            with when_set(draining, woken.set):
                 await is_set_within(woken, timeout_ms / 1000)
     finally:
         gateway.stats.long_poll_count -= 1

@@ -42,6 +42,7 @@ from gateway.api.shapes.queries import PAGE_ROWS_DEFAULT
 from gateway.api.shapes.schedules import BatchBody
 from gateway.errors import OVERLOADED, RequestError
 from gateway.surfaces.http.answers import PART, json_answer, lacking, packed
+from gateway.surfaces.http.buffers_body import BuffersBody
 from gateway.surfaces.http.context import Forwards, Gateway
 from gateway.surfaces.http.forwarding import ANSWER_TIMEOUT_S, NotConnected, for_node
 from gateway.surfaces.http.reading import read_shape
@@ -80,7 +81,7 @@ class _Nodes(NamedTuple):
         request = self.request.clone(rel_url=url)
         request[PART] = True
         answer = cast(web.Response, await self.handler(self.gateway, request, b""))
-        return bytes(cast(bytes, answer.body))
+        return _text_of(answer)
 
     async def others(
         self, queries: Mapping[str, Mapping[str, str]] | None = None, *, timeout_s: float = ANSWER_TIMEOUT_S
@@ -228,7 +229,7 @@ async def _batch(nodes: _Nodes, body: bytes) -> web.StreamResponse:
         part = orjson.dumps({**asked, "schedule_ids": some})
         if node == name:
             answer = cast(web.Response, await nodes.handler(gateway, request, part))
-            return _results(cast(bytes, answer.body))
+            return _results(_text_of(answer))
         try:
             return _results(await nodes.forwarder.ask(request, node, request.rel_url, part, timeout_s=CHANGE_TIMEOUT_S))
         except NotConnected as error:
@@ -278,6 +279,11 @@ _GATHERS: Mapping[tuple[str, str], Gathers] = {
     (hdrs.METH_POST, "/mq/v1/schedules:batch"): _batch,
 }
 """By method and path."""
+
+
+def _text_of(answer: web.Response) -> bytes:
+    body = answer.body
+    return body.joined() if isinstance(body, BuffersBody) else cast(bytes, body)
 
 
 def _limit(query: Mapping[str, str]) -> int:

@@ -64,20 +64,26 @@ NOT_ADDED = (hdrs.ACCEPT, hdrs.ACCEPT_ENCODING, hdrs.CONTENT_TYPE, hdrs.USER_AGE
 """What aiohttp's client would say of itself where the caller has not."""
 
 
+def client_session(connector: aiohttp.BaseConnector) -> aiohttp.ClientSession:
+    """For requests that are passed on as they came: no cookies, no proxies, bodies as they are, no time limit but the
+    connection's."""
+    return aiohttp.ClientSession(
+        connector=connector,
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        trust_env=False,
+        auto_decompress=False,
+        read_bufsize=READ_BYTES,
+        skip_auto_headers=NOT_ADDED,
+    )
+
+
 class Relay:
     """Passes requests on to the process that listens at a Unix socket. Close it."""
 
     def __init__(self, path: Path) -> None:
         self._path = str(path)
-        self._http = aiohttp.ClientSession(
-            connector=aiohttp.UnixConnector(self._path, limit=0),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            trust_env=False,
-            auto_decompress=False,
-            read_bufsize=READ_BYTES,
-            skip_auto_headers=NOT_ADDED,
-        )
+        self._http = client_session(aiohttp.UnixConnector(self._path, limit=0))
 
     async def close(self) -> None:
         """End what is under way."""
@@ -116,8 +122,8 @@ Lost = Callable[[Exception], RequestError]
 
 
 async def while_there(request: web.Request, work: Awaitable[T]) -> T:
-    """The result of work for a client, which is given up when that goes: the other process has to learn of it, as what
-    it hands out to nobody may count as taken. Raises ConnectionError then."""
+    """The result of work for a client, which is given up when that goes: the other process has to learn of it, as
+    records that were not delivered may count as taken. Raises ConnectionError then."""
     working = asyncio.ensure_future(work)
     leaving = cast(Connection, request.protocol).lost()
     try:

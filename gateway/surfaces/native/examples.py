@@ -1,7 +1,7 @@
 """`/examples/`: a page to try the server with, and the JavaScript client that it is written with.
 
 All are files of the package (`gateway/examples/`), read once. `mq.js` is the bundle that `make build-js` makes of
-`clients/js`; it is kept in the repository so that nobody needs Node to run a server, and a test compares it with a
+`clients/js`; it is kept in the repository so that a server needs no Node, and a test compares it with a
 fresh build. Nothing else can be asked for: a name is looked up, never opened.
 """
 

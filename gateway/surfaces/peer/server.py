@@ -34,7 +34,7 @@ REFUSED_LOG_INTERVAL_S = 10.0
 """How often a line about refused requests is written."""
 
 FORGET_S = 60.0
-"""Changes of a topic that nobody has asked for this long are not noted any more."""
+"""Changes of a topic that was not asked for this long are not noted any more."""
 
 
 async def nothing(_: object) -> None:

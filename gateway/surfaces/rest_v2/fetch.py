@@ -5,7 +5,7 @@ in one answer of any length, sent as fast as the client reads.
 An answer that is larger than WHOLE_BYTES_MAX (batches: WHOLE_BATCHES_BYTES_MAX) is sent in pieces. Where it ends is
 settled before, as the headers name the offset behind it: the same entries are read twice, the first time only to know
 their sizes. An error in the middle ends the connection, so the client sees that the answer is incomplete. While much
-memory is taken by answers that nobody reads, answers end earlier than asked (`http/answer_memory.py`).
+memory is taken by answers that their clients do not read, answers end earlier than asked (`http/answer_memory.py`).
 
 With a filter, what does not match is passed over in the index. A read that looks at much and finds nothing answers with
 no record and a later Mq-Next-Offset, so that the work of one request is bounded.

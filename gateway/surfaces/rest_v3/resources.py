@@ -47,7 +47,7 @@ from gateway.auth.access import Permission
 from gateway.codec.topic_configs import CONFIG_ILLEGAL, KAFKA_NAMES, kafka_changes, kafka_configs, kafka_text
 from gateway.errors import PARTITION_NOT_FOUND, TOPIC_METADATA_NOT_FOUND, RequestError, bad_request
 from gateway.routing.base import TopicView
-from gateway.surfaces.http.answers import array_in_turns, check_accept, json_answer, packed
+from gateway.surfaces.http.answers import check_accept, json_answer, list_answer, packed
 from gateway.surfaces.http.caller import access_of, visible_topics
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.reading import json_object, partition_in
@@ -189,9 +189,9 @@ async def list_topics(gateway: Gateway, request: web.Request, _: bytes) -> web.S
     """All topics that the caller may describe."""
     to = links(gateway, request)
     views = await visible_topics(gateway, request)
-    rows = await array_in_turns(_topic_row(to, view.name, view.partitions) for view in views)
-    body = {**to_builtins(V3Topics(to.page("topics"), [])), "data": rows}
-    return await packed(request, json_answer(request, body))
+    rows = (_topic_row(to, view.name, view.partitions) for view in views)
+    fields = to_builtins(V3Topics(to.page("topics"), []))
+    return await packed(request, await list_answer(request, fields, "data", rows))
 
 
 async def get_topic(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:

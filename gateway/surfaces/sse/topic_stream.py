@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
 
 import orjson
@@ -401,13 +401,16 @@ async def _all_followed(gateway: Gateway, request: web.Request, query: FollowQue
             begin = known if known is not None else "earliest" if cursor is not None else spec
             offset = await gateway.consumer.start_offset(name, number, begin, query.reset)
             all_followed.append(FollowedPartition(name, view.topic_id, number, offset))
-    _check_cursor_size(all_followed)
+    check_cursor_size((one.topic, one.topic_id, one.partition) for one in all_followed)
     return all_followed
 
 
-def _check_cursor_size(all_followed: list[FollowedPartition]) -> None:
-    size = sum(len(followed.topic) + len(str(followed.partition)) + _OFFSET_DIGITS + 3 for followed in all_followed)
-    size += sum(len(str(after.topic_id)) + 1 for before, after in pairwise(all_followed) if before.topic != after.topic)
+def check_cursor_size(followed: Iterable[tuple[str, int, int]]) -> None:
+    """Raises RequestError for topics, with their ids, and partitions whose cursor would be too long, those of one topic
+    together."""
+    all_followed = list(followed)
+    size = sum(len(topic) + len(str(partition)) + _OFFSET_DIGITS + 3 for topic, _, partition in all_followed)
+    size += sum(len(str(after[1])) + 1 for before, after in pairwise(all_followed) if before[0] != after[0])
     if size > CURSOR_BYTES_MAX:
         raise RequestError(
             LIMIT_ILLEGAL,

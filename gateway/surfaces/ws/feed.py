@@ -1,12 +1,12 @@
 """From partitions to the frames of one subscription, in the order of offsets: what reader and stream mode share.
 
 One task goes round the partitions that have something to send. A partition that has come to its end leaves the round
-until `Consumer.watch` wakes it. Nothing is read without credit, and what credit does not allow is dropped and read
+until `Source.watch` wakes it. Nothing is read without credit, and what credit does not allow is dropped and read
 again later, so a client that returns no credit costs no memory.
 
 Partitions come and go while it runs (a rebalance); what of a partition has been put out before it goes is sent before.
-A topic that is gone ends the subscription, unless somebody else takes its partitions away (a pattern, a group): then
-they just lie.
+A topic that is gone ends the subscription, unless a pattern or a group takes its partitions away: then they
+just lie.
 
 Invariants
     S1  messages of a partition are pushed in offset order, without a gap; each once
@@ -22,15 +22,16 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
+from gateway.api.light import LightReader, Rendering
 from gateway.api.read import Consumer, out_of_range
 from gateway.errors import RequestError
 from gateway.groups.protocol import TopicPartition
 from gateway.surfaces.http.context import GatewayStats
 from gateway.surfaces.ws.commands import Form
 from gateway.surfaces.ws.credit import Ledger
-from gateway.surfaces.ws.frame_cache import EncodedRange, FrameCache, OutOfRange, TopicGone, Wanted
+from gateway.surfaces.ws.frame_cache import EncodedRange, FrameCache, OutOfRange, Portion, TopicGone, Wanted
 from gateway.surfaces.ws.journal import Frame, Journal
 from gateway.surfaces.ws.outbox import Outbox
 from gateway.surfaces.ws.protocol import (
@@ -48,12 +49,38 @@ TURNS_AT_ONCE = 4
 """Partitions that are served one after the other, before it is others' turn: each may take some milliseconds."""
 
 
+class Source(Protocol):
+    """What a subscription reads: partitions, or a light queue in each."""
+
+    async def read(
+        self, topic: str, topic_id: int, partition: int, offset: int, wanted: Wanted, *, count_max: int
+    ) -> Portion:
+        """See `FrameCache.read`."""
+        ...
+
+    def is_end(self, topic: str, partition: int, offset: int) -> bool:
+        """See `Consumer.is_end`."""
+        ...
+
+    def watch(self, topic: str, partition: int, end: int, wake: Callable[[], None]) -> Callable[[], None]:
+        """See `Consumer.watch`."""
+        ...
+
+
+class Partitions:
+    """`Source` of whole partitions."""
+
+    def __init__(self, frame_cache: FrameCache, consumer: Consumer) -> None:
+        self.read, self.is_end, self.watch = frame_cache.read, consumer.is_end, consumer.watch
+
+
 @dataclass(frozen=True, slots=True)
 class Sources:
     """What all subscriptions of a server share."""
 
-    frame_cache: FrameCache
-    consumer: Consumer
+    partitions: Partitions
+    light_reader: LightReader
+    light_rendering: Rendering
     stats: GatewayStats
 
 
@@ -99,24 +126,24 @@ class Feed:
     def __init__(
         self,
         name: str,
-        sources: Sources,
+        source: Source,
         wanted: Wanted,
         ledger: Ledger,
         journal: Journal,
         *,
+        stats: GatewayStats,
         check_topic: Callable[[str], None],
         outlives_topics: bool = False,
     ) -> None:
         """`check_topic` raises RequestError when the client may not read a topic. It is asked for each frame of what
-        groups have written: who may read that, changes with what is written. `outlives_topics`: somebody removes the
+        groups have written: who may read that, changes with what is written. `outlives_topics`: its owner removes the
         partitions of a topic that is gone."""
         self.name = name
         self.ledger = ledger
         self.journal = journal
         self.fed_partitions: dict[TopicPartition, FedPartition] = {}
-        self._frame_cache = sources.frame_cache
-        self._consumer = sources.consumer
-        self._stats = sources.stats
+        self._source = source
+        self._stats = stats
         self._wanted = wanted
         self._check_topic = check_topic
         self._outlives_topics = outlives_topics
@@ -235,11 +262,11 @@ class Feed:
         """Send of one partition what is there and fits; then it waits at its end, or for its next turn."""
         key = fed.key
         seq = self.journal.last
-        if self._consumer.is_end(*key, fed.offset):
+        if self._source.is_end(*key, fed.offset):
             end: int | None = fed.offset
         else:
             try:
-                portion = await self._frame_cache.read(
+                portion = await self._source.read(
                     key.topic,
                     fed.topic_id,
                     key.partition,
@@ -268,7 +295,7 @@ class Feed:
         if end is not None and fed.offset >= end:
             await self._at_end(fed, outbox)
             if fed.is_live and not fed.is_ready:
-                fed.call_off = self._consumer.watch(*key, end, lambda: self._wake(fed))
+                fed.call_off = self._source.watch(*key, end, lambda: self._wake(fed))
         else:
             self._make_ready(fed)
             if self.journal.last == seq:  # nothing was sent, as behind a filter: others have their turn

@@ -59,6 +59,7 @@ class Queue:
     """One subscription in queue mode."""
 
     mode = Mode.QUEUE
+    queue: str | None = None
 
     def __init__(
         self,

@@ -54,6 +54,7 @@ class Stream:
     """One subscription in stream mode."""
 
     mode = Mode.STREAM
+    queue: str | None = None
 
     def __init__(
         self,

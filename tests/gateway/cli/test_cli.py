@@ -6,6 +6,7 @@ gateway.cli.complete and gateway.cli.dump.
 
 from __future__ import annotations
 
+import logging
 import os
 import pty
 import re
@@ -132,6 +133,14 @@ def test_a_mistake_is_one_line_that_says_what_to_do(arguments: list[str], code: 
     assert (result.returncode, result.stdout) == (code, "")
     assert len(result.stderr.splitlines()) == 1, result.stderr
     assert words in result.stderr
+
+
+def test_a_server_that_does_not_start_leaves_the_log_of_this_process_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    root = logging.getLogger()
+    before = root.handlers[:], root.level
+    assert "cannot serve" in mq("serve", "--data", str(tmp_path / "file" / "below"), "--port", "0").stderr
+    assert (root.handlers, root.level) == before
 
 
 def test_a_topic_is_created_listed_and_described(server: Server) -> None:

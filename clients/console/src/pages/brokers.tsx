@@ -1,6 +1,6 @@
 /** Which brokers there are, on which each partition's records lie, what moves; and moving it. */
 import type { JSX } from "preact";
-import { useState } from "preact/hooks";
+import { useEffect, useState } from "preact/hooks";
 import { get, path, query, send } from "../api.js";
 import { count, duration, plural, relative, time } from "../format.js";
 import { denied, firstDenied } from "../rights.js";
@@ -8,17 +8,21 @@ import { type Pages, type Resource, usePages, useResource } from "../resource.js
 import { place, setQuery } from "../router.js";
 import { Button, Dialog, Empty, ErrorNote, Field, Select, State, TextInput, type Tone, Waiting, now, tell, useDoing } from "../ui/basics.js";
 import { List, type Column } from "../ui/list.js";
-import { Drain } from "./brokers_drain.js";
+import { Drain, TakeOver, TakePartition } from "./brokers_change.js";
 
 export interface Broker {
   broker: string;
   /** Of the node that is asked, or of another one. */
   kind: "embedded" | "peer";
-  state: "up" | "avoided" | "stopped" | "offline" | "draining";
+  state: "up" | "avoided" | "stopped" | "offline" | "draining" | "drained";
   reasons: string[];
   latency_ms: number | null;
   excluded_until_ms: number | null;
   partitions: number;
+  sealed_segments: number;
+  /** Null: this server is alone. */
+  groups: number | null;
+  balancing: boolean;
   url: string | null;
   room: string | null;
 }
@@ -50,9 +54,11 @@ interface Move {
 }
 
 const REFRESH_MS = 5000;
+/** While a broker drains or takes its share. */
+const CHANGING_REFRESH_MS = 1000;
 const MOVES_REFRESH_MS = 1000;
 const PAGE_ROWS = 200;
-const TONES: Record<Broker["state"], Tone> = { up: "ok", avoided: "warn", draining: "accent", stopped: "error", offline: "error" };
+const TONES: Record<Broker["state"], Tone> = { up: "ok", avoided: "warn", draining: "accent", drained: "muted", stopped: "error", offline: "error" };
 
 export const move = (topic: string, partition: number, to: string) => send<Route>("POST", path`mq/v1/topics/${topic}/partitions/${partition}/move`, { to });
 
@@ -67,7 +73,8 @@ export function BrokersPage(): JSX.Element {
 }
 
 function Seen(): JSX.Element {
-  const brokers = useResource<{ brokers: Broker[] }>("brokers", (signal) => get("mq/v1/brokers", signal), REFRESH_MS);
+  const [isChanging, setChanging] = useState(false);
+  const brokers = useResource<{ brokers: Broker[] }>("brokers", (signal) => get("mq/v1/brokers", signal), isChanging ? CHANGING_REFRESH_MS : REFRESH_MS);
   const topic = place.value.query.get("topic") ?? "";
   const routes = usePages<Route>(topic, async (cursor, signal) => {
     const answer = await get<{ partitions: Route[]; next_cursor: string | null; total: number | null }>("mq/v1/routes" + query({ topic, cursor, limit: PAGE_ROWS }), signal);
@@ -77,6 +84,8 @@ function Seen(): JSX.Element {
     brokers.reload();
     routes.reload();
   };
+  const isAny = brokers.data?.brokers.some(({ state, balancing }) => state === "draining" || balancing) === true;
+  useEffect(() => setChanging(isAny), [isAny]);
   if (brokers.data === null) return <Waiting error={brokers.error} retry={brokers.reload} />;
   const known = brokers.data.brokers;
   return (
@@ -93,41 +102,69 @@ function alone(brokers: Broker[]): string | null {
   return firstDenied(denied("operate"), brokers.length > 1 ? null : "This server is alone: there is no other broker. See docs/cluster.md.");
 }
 
+/** What the state means, and what to do about it. */
+function Told(props: { broker: Broker }): JSX.Element {
+  const { broker } = props;
+  const said = [
+    ...broker.reasons,
+    ...(broker.excluded_until_ms === null ? [] : [`until ${time(broker.excluded_until_ms)}`]),
+    ...(broker.balancing ? ["takes its share of the partitions"] : []),
+    ...(broker.state === "offline" ? [`Start it again: what it has waits for it${broker.partitions + (broker.groups ?? 0) > 0 ? ". Only if it does not come back: take over" : ""}`] : []),
+    ...(broker.state === "drained" ? [broker.sealed_segments === 0 ? "no records: may be removed, when no delayed record and no recurring schedule waits there" : "may be stopped for a while; its sealed records cannot be read meanwhile"] : []),
+  ];
+  return <><State tone={TONES[broker.state]}>{broker.state}</State>{said.length > 0 && <span class="small muted told">{said.join("; ")}</span>}</>;
+}
+
+type Change = "drain" | "add" | "take over";
+
 function Brokers(props: { found: Resource<{ brokers: Broker[] }>; reload: () => void }): JSX.Element {
   const { found } = props;
-  const [changing, setChanging] = useState<{ name: string; isDraining: boolean } | null>(null);
+  const [changing, setChanging] = useState<{ name: string; what: Change } | null>(null);
   const brokers = found.data!.brokers;
-  const rooms = brokers.some(({ room }) => room !== null);
+  const hasRooms = brokers.some(({ room }) => room !== null);
+  const hasGroups = brokers.some(({ groups }) => groups !== null);
+  const isAlone = alone(brokers);
+  const close = () => setChanging(null);
+  const button = (broker: Broker, what: Change, text: string, reason: string | null) => (
+    <Button reason={firstDenied(isAlone, reason)} kind={what === "take over" ? "danger" : "plain"} label={`${text} ${broker.broker}`} onClick={() => setChanging({ name: broker.broker, what })}>{text}…</Button>
+  );
   return (
     <>
       <div class={`scroll-x${found.error?.isUnreachable === true ? " stale" : ""}`} tabIndex={0} role="region" aria-label="Brokers">
-        <table class="small-table">
+        <table class="small-table acts">
           <thead>
             <tr>
-              <th scope="col">Broker</th><th scope="col">Kind</th>{rooms && <th scope="col">Room</th>}<th scope="col">State</th>
-              <th scope="col" class="end">Latency</th><th scope="col">Avoided until</th><th scope="col" class="end">Partitions</th><th scope="col">Change</th>
+              <th scope="col">Broker</th><th scope="col">Kind</th>{hasRooms && <th scope="col">Room</th>}<th scope="col">State</th>
+              <th scope="col" class="end">Latency</th><th scope="col" class="end">Partitions</th><th scope="col" class="end">Sealed segments</th>
+              {hasGroups && <th scope="col" class="end">Groups</th>}<th scope="col">Change</th>
             </tr>
           </thead>
           <tbody>
             {brokers.map((broker) => (
               <tr key={broker.broker}>
-                <th scope="row">{broker.broker}{broker.kind === "embedded" && brokers.length > 1 && <span class="muted small"> asked here</span>}</th>
+                <th scope="row">{broker.broker}{broker.kind === "embedded" && brokers.length > 1 && <span class="muted small"> this node</span>}</th>
                 <td class="tight" title={broker.url ?? undefined}>{broker.kind}</td>
-                {rooms && <td class="tight">{broker.room ?? "–"}</td>}
-                <td class={broker.reasons.length === 0 ? "tight" : "wrap"}><State tone={TONES[broker.state]}>{broker.state}</State> {broker.reasons.join("; ")}</td>
+                {hasRooms && <td class="tight">{broker.room ?? "–"}</td>}
+                <td class="wrap"><Told broker={broker} /></td>
                 <td class="end tight">{duration(broker.latency_ms)}</td>
-                <td class="tight">{broker.excluded_until_ms === null ? "–" : time(broker.excluded_until_ms)}</td>
                 <td class="end">{count(broker.partitions)}</td>
+                <td class="end">{count(broker.sealed_segments)}</td>
+                {hasGroups && <td class="end">{count(broker.groups)}</td>}
                 <td class="row-actions">
-                  <Button reason={firstDenied(alone(brokers), broker.state === "draining" && broker.partitions === 0 ? "It has no partition, and none begins on it." : null)} label={`Drain ${broker.broker}`} onClick={() => setChanging({ name: broker.broker, isDraining: true })}>Drain…</Button>
-                  <Button reason={firstDenied(alone(brokers), broker.state === "offline" || broker.state === "stopped" ? `It is ${broker.state}.` : null)} label={`Add ${broker.broker}`} onClick={() => setChanging({ name: broker.broker, isDraining: false })}>Add…</Button>
+                  {broker.state === "offline" ? button(broker, "take over", "Take over", broker.partitions + (broker.groups ?? 0) === 0 ? "It has no open partition and no group." : null) : (
+                    <>
+                      {button(broker, "drain", "Drain", broker.state === "draining" || broker.state === "drained" ? `It is ${broker.state} already.` : null)}
+                      {button(broker, "add", "Add", broker.state === "stopped" ? "It is stopped." : null)}
+                    </>
+                  )}
                 </td>
               </tr>
             ))}
           </tbody>
         </table>
       </div>
-      {changing !== null && <Drain name={changing.name} isDraining={changing.isDraining} onChanged={props.reload} onClose={() => setChanging(null)} />}
+      {changing !== null && changing.what !== "take over" && <Drain name={changing.name} isDraining={changing.what === "drain"} onChanged={props.reload} onClose={close} />}
+      {changing !== null && changing.what === "take over" && <TakeOver name={changing.name} onChanged={props.reload} onClose={close} />}
     </>
   );
 }
@@ -148,7 +185,7 @@ function Moves(props: { brokers: Broker[]; reload: () => void }): JSX.Element | 
       <ErrorNote error={doing.error} />
       {moves.length > 0 && (
         <div class="scroll-x" tabIndex={0} role="region" aria-label="Moves in progress">
-          <table class="small-table">
+          <table class="small-table acts">
             <thead><tr><th scope="col">Partition</th><th scope="col">From, to</th><th scope="col">Step</th><th scope="col">Since</th><th scope="col">Call off</th></tr></thead>
             <tbody>
               {moves.map((row) => (
@@ -211,8 +248,12 @@ function Routes(props: { topic: string; pages: Pages<Route>; brokers: Broker[]; 
   const [field, setField] = useState(topic);
   const [moving, setMoving] = useState<Route | null>(null);
   const reason = alone(brokers);
+  const offline = new Set(brokers.filter(({ state }) => state === "offline").map(({ broker }) => broker));
   const columns: Column<Route>[] = [...COLUMNS, {
-    name: "Move", width: "84px", cell: (row) => <Button kind="quiet" reason={reason} label={`Move ${row.topic}/${row.partition}`} onClick={() => setMoving(row)}>Move…</Button>,
+    name: "Change", width: "104px", cell: (row) => {
+      const what = offline.has(row.owner) ? "Take over" : "Move";
+      return <Button kind="quiet" reason={reason} label={`${what} ${row.topic}/${row.partition}`} onClick={() => setMoving(row)}>{what}…</Button>;
+    },
   }];
   return (
     <section class="form" aria-label="Partitions">
@@ -228,7 +269,13 @@ function Routes(props: { topic: string; pages: Pages<Route>; brokers: Broker[]; 
       {pages.at === 0 ? <Waiting error={pages.error} retry={pages.reload} />
         : pages.rows.length === 0 ? <Empty>There is no partition yet.</Empty>
         : <List label="Routes" columns={columns} rows={pages.rows} id={(row) => `${row.topic}/${row.partition}`} total={pages.total} onEnd={pages.more} isStale={pages.error?.isUnreachable === true} />}
-      {moving !== null && <MoveDialog route={moving} brokers={brokers} onClose={() => setMoving(null)} onDone={props.reload} />}
+      {moving !== null && offline.has(moving.owner) && (
+        <TakePartition
+          topic={moving.topic} partition={moving.partition} owner={moving.owner} others={brokers.filter(({ state }) => state === "up").map(({ broker }) => broker)}
+          onClose={() => setMoving(null)} onChanged={props.reload}
+        />
+      )}
+      {moving !== null && !offline.has(moving.owner) && <MoveDialog route={moving} brokers={brokers} onClose={() => setMoving(null)} onDone={props.reload} />}
     </section>
   );
 }

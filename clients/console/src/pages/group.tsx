@@ -2,7 +2,7 @@
 import type { JSX } from "preact";
 import { useMemo, useState } from "preact/hooks";
 import { get, path, query, send } from "../api.js";
-import { count, duration, relative, rough, time } from "../format.js";
+import { count, duration, exactly, relative, rough, time } from "../format.js";
 import { denied } from "../rights.js";
 import { usePages, useResource } from "../resource.js";
 import { go, href, place } from "../router.js";
@@ -59,7 +59,8 @@ export function GroupPage(props: { group: string }): JSX.Element {
   const { group } = props;
   const asked = place.value.query.get("tab");
   const tab: Tab = TABS.find(([name]) => name === asked)?.[0] ?? "lag";
-  const found = useResource<Group>(group, (signal) => get(path`mq/v1/groups/${group}`, signal), REFRESH_MS);
+  const right = denied("describe", { group });
+  const found = useResource<Group>(right === null ? group : null, (signal) => get(path`mq/v1/groups/${group}`, signal), REFRESH_MS);
   const [dialog, setDialog] = useState<"reset" | "settings" | "delete" | null>(null);
   const detail = found.data;
   const isGone = found.error?.status === 404;
@@ -75,12 +76,13 @@ export function GroupPage(props: { group: string }): JSX.Element {
           </>
         )}
       </div>
-      {isGone ? <Empty action={<a href="#/groups">All groups</a>}>There is no group {group}.</Empty>
+      {right !== null ? <Empty action={<a href="#/groups">All groups</a>}>{right}</Empty>
+        : isGone ? <Empty action={<a href="#/groups">All groups</a>}>There is no group {group}.</Empty>
         : detail === null ? <Waiting error={found.error} retry={found.reload} />
         : (
           <>
             <dl class={`facts${found.error?.isUnreachable === true ? " stale" : ""}`}>
-              <Fact name="State"><GroupState state={detail.state} /></Fact>
+              <Fact name="State"><GroupState state={detail.state} isTaking={detail.workers.length > 0} /></Fact>
               <Fact name="Members">{count(detail.member_count)}</Fact>
               <Fact name="Workers">{count(detail.workers.length)}</Fact>
               <Fact name="Topics">{detail.topics.length === 0 ? "none" : detail.topics.map((topic, index) => <>{index > 0 && ", "}<a href={href("topics", topic)}>{topic}</a></>)}</Fact>
@@ -253,7 +255,7 @@ function Settings(props: { detail: Group; onClose: () => void; onDone: () => voi
   const { group, config } = props.detail;
   const [attempts, setAttempts] = useState(String(config.max_attempts));
   const [lease, setLease] = useState(String(config.invisible_ms / 1000));
-  const [backoff, setBackoff] = useState(config.backoff_ms.map((ms) => duration(ms).replaceAll(" ", "").replace("min", "m")).join(" "));
+  const [backoff, setBackoff] = useState(config.backoff_ms.map(exactly).join(" "));
   const [fifo, setFifo] = useState(config.fifo ? "yes" : "no");
   const doing = useDoing();
   const act = async () => {
@@ -274,7 +276,7 @@ function Settings(props: { detail: Group; onClose: () => void; onDone: () => voi
         <Field label="Back-off" hint="waits before the second, third, … delivery; the last one repeats"><TextInput value={backoff} onInput={setBackoff} /></Field>
         <Field label="Records of one message group"><Select value={fifo} onChange={setFifo} options={[["no", "at the same time"], ["yes", "one after the other"]]} /></Field>
         <ErrorNote error={doing.error} />
-        <div class="actions"><Button kind="quiet" onClick={props.onClose}>Cancel</Button><Button kind="main" type="submit" busy={doing.isBusy}>Change</Button></div>
+        <div class="actions"><Button kind="quiet" onClick={props.onClose}>Cancel</Button><Button kind="main" type="submit" reason={denied("create", { group })} busy={doing.isBusy}>Change</Button></div>
       </form>
     </Dialog>
   );

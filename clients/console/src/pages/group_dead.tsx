@@ -34,7 +34,7 @@ const REFRESH_MS = 5000;
 
 const COLUMNS: Column<DeadLetter>[] = [
   { name: "Dead since", width: "150px", wide: true, cell: (row) => time(row.dead_lettered_at) },
-  { name: "From", width: "1.2fr", cell: (row) => row.topic === null ? <span class="muted">not known</span> : `${row.topic} ${row.partition}:${row.topic_offset}` },
+  { name: "From", width: "1.2fr", cell: (row) => row.topic === null ? <span class="muted">not known</span> : `${row.topic}/${row.partition}, offset ${count(row.topic_offset)}` },
   { name: "Attempts", width: "64px", end: true, wide: true, cell: (row) => row.delivery_attempts ?? "–" },
   { name: "Reason", width: "2fr", cell: (row) => row.reason ?? <span class="muted">none given</span> },
   { name: "Key", width: "1fr", wide: true, cell: (row) => <span class="mono">{line(row, "key")}</span> },

@@ -25,13 +25,15 @@ const REFRESH_MS = 5000;
 const FILTER_AFTER_MS = 150;
 const TONES: Record<string, Tone> = { stable: "ok", empty: "muted", dead: "muted" };
 
-export function GroupState(props: { state: string }): JSX.Element {
+/** `isTaking`: records are handed out one by one, to whoever asks: nobody needs to be a member for that. */
+export function GroupState(props: { state: string; isTaking: boolean }): JSX.Element {
+  if (props.isTaking && props.state.toLowerCase() === "empty") return <State tone="ok">taking records</State>;
   return <State tone={TONES[props.state.toLowerCase()] ?? "warn"}>{props.state.toLowerCase().replaceAll("_", " ")}</State>;
 }
 
 const COLUMNS: Column<GroupRow>[] = [
   { name: "Group", width: "2fr", sort: "name", cell: (row) => <a href={href("groups", row.group)}>{row.group}</a> },
-  { name: "State", width: "130px", wide: true, cell: (row) => <GroupState state={row.state} /> },
+  { name: "State", width: "130px", wide: true, cell: (row) => <GroupState state={row.state} isTaking={(row.in_flight ?? 0) > 0} /> },
   { name: "Lag", width: "1fr", end: true, sort: "lag", cell: (row) => rough(row.lag) },
   { name: "In flight", width: "1fr", end: true, wide: true, cell: (row) => rough(row.in_flight) },
   { name: "Dead", width: "1fr", end: true, sort: "dead", cell: (row) => (row.dead ? <State tone="error">{rough(row.dead)}</State> : rough(row.dead)) },

@@ -109,7 +109,7 @@ function Shown(props: { data: Stats; isStale: boolean }): JSX.Element {
           <dd>
             {used === null ? "–" : `${Math.round(used * 100)} %`}
             {used !== null && <span class={`meter ${used > 0.95 ? "error" : used > 0.85 ? "warn" : ""}`} role="img" aria-label={`${Math.round(used * 100)} % of the disk is used`}><span style={{ width: `${used * 100}%` }} /></span>}
-            <small>{bytes(free)} free, the log has {bytes(figures.log_bytes)}</small>
+            <small title="of the disk; what the log takes of it">{bytes(free)} free, log {bytes(figures.log_bytes)}</small>
           </dd>
         </div>
         <div class="tile"><dt>Requests</dt><dd>{perSecond(figures.requests_s)}<small>all routes</small></dd></div>

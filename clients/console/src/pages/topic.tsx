@@ -31,7 +31,8 @@ export function TopicPage(props: { topic: string }): JSX.Element {
   const { topic } = props;
   const asked = place.value.query.get("tab");
   const tab: Tab = TABS.find(([name]) => name === asked)?.[0] ?? "messages";
-  const found = useResource<TopicDetail>(topic, (signal) => get(path`mq/v1/topics/${topic}`, signal), REFRESH_MS);
+  const right = denied("describe", { topic });
+  const found = useResource<TopicDetail>(right === null ? topic : null, (signal) => get(path`mq/v1/topics/${topic}`, signal), REFRESH_MS);
   const [dialog, setDialog] = useState<"change" | "delete" | null>(null);
   const detail = found.data;
   const isGone = found.error?.status === 404;
@@ -47,17 +48,18 @@ export function TopicPage(props: { topic: string }): JSX.Element {
           </>
         )}
       </div>
-      {isGone ? <Empty action={<a href="#/topics">All topics</a>}>There is no topic {topic}. Nothing was created by looking at it.</Empty>
+      {right !== null ? <Empty action={<a href="#/topics">All topics</a>}>{right}</Empty>
+        : isGone ? <Empty action={<a href="#/topics">All topics</a>}>There is no topic {topic}. Nothing was created by looking at it.</Empty>
         : detail === null ? <Waiting error={found.error} retry={found.reload} />
         : (
           <>
             <dl class={`facts${found.error?.isUnreachable === true ? " stale" : ""}`}>
-              <Fact name="In">{perSecond(detail.in_records_s)}</Fact>
+              <Fact name="Rate in">{perSecond(detail.in_records_s)}</Fact>
               <Fact name="Records">{rough(detail.offsets.reduce((sum, one) => sum + one.end_offset - one.beginning_offset, 0))}</Fact>
               <Fact name="Bytes in">{bytes(detail.appended_bytes)}</Fact>
               <Fact name="Partitions">{count(detail.partitions)}</Fact>
               <Fact name="Delayed">{rough(detail.pending)}</Fact>
-              <Fact name="Retention">{detail.retention_ms === undefined ? "as the server" : duration(detail.retention_ms)}</Fact>
+              <Fact name="Retention">{detail.retention_ms === undefined ? "default" : duration(detail.retention_ms)}</Fact>
               {detail.max_message_bytes !== undefined && <Fact name="Largest record">{bytes(detail.max_message_bytes)}</Fact>}
               {detail.json_keys !== "raw" && <Fact name="JSON keys">{detail.json_keys}</Fact>}
             </dl>

@@ -214,7 +214,7 @@ export function Browse(props: { detail: TopicDetail }): JSX.Element {
           {opened !== null && (
             <section class="card detail" aria-label="The chosen message">
               <header>
-                <h2>{opened.partition} : {count(opened.offset)}</h2>
+                <h2>Partition {opened.partition}, offset {count(opened.offset)}</h2>
                 <Button kind="quiet" label="Close the message" onClick={() => setOpened(null)}>✕</Button>
               </header>
               <RecordView

@@ -3,7 +3,7 @@ import type { JSX } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 import { useKey } from "../keys.js";
 import { ApiError } from "../api.js";
-import { perSecond, plural } from "../format.js";
+import { count, perSecond, plural } from "../format.js";
 import type { Rec } from "../records.js";
 import { denied } from "../rights.js";
 import { live, socket } from "../session.js";
@@ -120,7 +120,7 @@ export function Tail(props: { topic: string }): JSX.Element {
         {opened !== null && (
           <section class="card detail" aria-label="The chosen message">
             <header>
-              <h2>{opened.partition} : {opened.offset}</h2>
+              <h2>Partition {opened.partition}, offset {count(opened.offset)}</h2>
               <Button kind="quiet" label="Close the message" onClick={() => setOpened(null)}>✕</Button>
             </header>
             <RecordView record={opened} actions={<CopyAs what="the read" make={(language) => readSnippet(language, topic, opened.partition, opened.offset)} />} />

@@ -2,7 +2,7 @@
 import type { JSX } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { get, path, query, send } from "../api.js";
-import { bytes, count, duration, parseDuration, perSecond, plural, rough } from "../format.js";
+import { bytes, count, duration, exactly, parseDuration, perSecond, plural, rough } from "../format.js";
 import { deniedEverywhere } from "../rights.js";
 import { usePages } from "../resource.js";
 import { go, href, place, setQuery } from "../router.js";
@@ -32,11 +32,11 @@ const FILTER_AFTER_MS = 150;
 const COLUMNS: Column<Topic>[] = [
   { name: "Topic", width: "3fr", sort: "name", cell: (row) => <a href={href("topics", row.topic)}>{row.topic}</a> },
   { name: "Partitions", width: "1fr", end: true, wide: true, sort: "partitions", cell: (row) => count(row.partitions) },
-  { name: "In", width: "1fr", end: true, sort: "in_records_s", cell: (row) => perSecond(row.in_records_s) },
+  { name: "Rate in", width: "1fr", end: true, sort: "in_records_s", cell: (row) => perSecond(row.in_records_s) },
   { name: "Records", width: "1fr", end: true, sort: "records", cell: (row) => rough(row.records) },
   { name: "Bytes in", width: "1fr", end: true, wide: true, sort: "appended_bytes", cell: (row) => bytes(row.appended_bytes) },
   { name: "Delayed", width: "1fr", end: true, wide: true, sort: "pending", cell: (row) => rough(row.pending) },
-  { name: "Retention", width: "1fr", end: true, wide: true, cell: (row) => row.retention_ms === undefined ? <span class="muted">as the server</span> : duration(row.retention_ms) },
+  { name: "Retention", width: "1fr", end: true, wide: true, cell: (row) => row.retention_ms === undefined ? <span class="muted">default</span> : duration(row.retention_ms) },
 ];
 
 export function TopicsPage(): JSX.Element {
@@ -96,17 +96,17 @@ export function TopicDialog(props: { topic?: Topic; onClose: () => void; onDone?
   const { topic } = props;
   const [name, setName] = useState("");
   const [partitions, setPartitions] = useState(String(topic?.partitions ?? 4));
-  const [retention, setRetention] = useState(topic?.retention_ms === undefined ? "" : duration(topic.retention_ms).replaceAll(" ", ""));
+  const [retention, setRetention] = useState(topic?.retention_ms === undefined ? "" : exactly(topic.retention_ms));
   const [largest, setLargest] = useState(topic?.max_message_bytes === undefined ? "" : String(topic.max_message_bytes));
   const [selector, setSelector] = useState(topic?.selector ?? "");
   const [keys, setKeys] = useState("raw");
   const doing = useDoing();
   const retentionMs = retention === "" ? null : parseDuration(retention);
   const wrong = topic === undefined && name === "" ? "Give the topic a name."
-    : retention !== "" && retentionMs === null ? 'Retention is a number and a unit, like "7d" or "36h"; empty: as the server.'
+    : retention !== "" && retentionMs === null ? 'Retention is a number and a unit, like "7d" or "36h"; empty: the default.'
     : !/^[1-9][0-9]*$/.test(partitions) ? "Partitions: a number from 1 on."
     : topic !== undefined && Number(partitions) < topic.partitions ? "Partitions can be added, never taken away."
-    : largest !== "" && !/^[1-9][0-9]*$/.test(largest) ? "Largest record: a number of bytes; empty: as the server."
+    : largest !== "" && !/^[1-9][0-9]*$/.test(largest) ? "Largest record: a number of bytes; empty: the default."
     : null;
   const act = async () => {
     const chosen: Record<string, unknown> = {
@@ -143,8 +143,8 @@ export function TopicDialog(props: { topic?: Topic; onClose: () => void; onDone?
           <Field label="Partitions" {...(topic === undefined ? {} : { hint: "More partitions move keys to other partitions." })}>
             <TextInput type="number" min="1" value={partitions} onInput={setPartitions} />
           </Field>
-          <Field label="Retention" hint="empty: as the server"><TextInput value={retention} onInput={setRetention} placeholder="7d" /></Field>
-          <Field label="Largest record, bytes" hint="empty: as the server"><TextInput type="number" min="1" value={largest} onInput={setLargest} /></Field>
+          <Field label="Retention" hint="empty: the server's default"><TextInput value={retention} onInput={setRetention} placeholder="7d" /></Field>
+          <Field label="Largest record, bytes" hint="empty: the server's default"><TextInput type="number" min="1" value={largest} onInput={setLargest} /></Field>
           <Field label="Records without a partition"><Select value={selector} options={SELECTORS} onChange={setSelector} /></Field>
           {topic === undefined && <Field label="JSON keys" hint="cannot be changed later"><Select value={keys} options={KEYS} onChange={setKeys} /></Field>}
         </div>

@@ -1,7 +1,7 @@
 /** One record in full: its value in each view, key, headers, where and when it was stored, and ways to take it along. */
 import type { ComponentChildren, JSX } from "preact";
 import { useState } from "preact/hooks";
-import { bytes, count, time } from "../format.js";
+import { bytes, time } from "../format.js";
 import { decoded, hasValue, headerText, sizeOf, views, type Rec, type Shown, type View } from "../records.js";
 import { LANGUAGES, type Language } from "../snippets.js";
 import { Button, Fact, copyText } from "./basics.js";
@@ -37,8 +37,6 @@ export function RecordView(props: { record: Rec; actions?: ComponentChildren }):
   return (
     <div class="record">
       <dl class="facts">
-        <Fact name="Partition">{record.partition}</Fact>
-        <Fact name="Offset">{count(record.offset)}</Fact>
         <Fact name="Key"><code>{views(record, "key").length === 0 ? "none" : decoded(record, "key", views(record, "key")[0]!).text}</code></Fact>
         {record.tag != null && <Fact name="Tag"><code>{record.tag}</code></Fact>}
         <Fact name="Stored">{time(record.store_timestamp, true)}</Fact>

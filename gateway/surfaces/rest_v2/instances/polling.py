@@ -1,7 +1,7 @@
 """One read of a consumer instance: gather what is there, and wait for more while it is not enough.
 
 A wait ends with the next record of any partition, at the deadline, or when `must_stop` says so, which is asked every
-`LOOK_S` and whenever somebody stirs the poll.
+`LOOK_S` and whenever the poll is stirred.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Poller:
         must_stop: Callable[[], bool],
         look_around: Callable[[Gathering], Awaitable[None]],
     ) -> Gathering:
-        """Records from the instance's positions on. `look_around` is called when somebody has set `stirred`: the
+        """Records from the instance's positions on. `look_around` is called when `stirred` was set: the
         instance may have other partitions then, and what was gathered from lost ones is to be dropped."""
         gathering = self._gathering(instance.settings, poll, reserve)
         wanted_bytes = min(instance.settings.fetch_min_bytes, gathering.bytes_max)
@@ -147,10 +147,11 @@ class Poller:
     ) -> bool:
         """Wait until there may be more to gather; False when this read is to end."""
         woken = asyncio.Event()
-        with self._consumer.watching(tails, woken.set), when_set(stirred, woken.set):
-            while (left_s := deadline_s - self._monotonic_s()) > 0 and not must_stop():
-                if await is_set_within(woken, min(left_s, LOOK_S)):
-                    return not must_stop()
+        async with self._consumer.watching(tails, woken.set):
+            with when_set(stirred, woken.set):
+                while (left_s := deadline_s - self._monotonic_s()) > 0 and not must_stop():
+                    if await is_set_within(woken, min(left_s, LOOK_S)):
+                        return not must_stop()
         return False
 
 
