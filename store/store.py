@@ -742,6 +742,12 @@ class Store:
         return self._idempotency.id_count, self._idempotency.producer_count
 
     @property
+    def light_counts(self) -> tuple[int, int]:
+        """Rows of light queues that came since the start, and bytes of those that are in memory."""
+        light = self._queues.light
+        return (0, 0) if light is None else (light.added_count, light.pending_bytes)
+
+    @property
     def waiting_bytes(self) -> int:
         """Bytes accepted and not yet written."""
         return self._writer.waiting_bytes

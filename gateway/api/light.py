@@ -14,6 +14,7 @@ from heapq import nsmallest
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from gateway.api.read import out_of_range
+from gateway.api.turns import few_a_turn
 from gateway.auth.access import Access, Permission, forbidden
 from gateway.codec.records import parse_light_name, render_record
 from gateway.groups.protocol import Groups
@@ -87,9 +88,12 @@ class LightReader:
         route, broker = light_route(self._routes, topic, partition)
         return broker.light_bounds(route.queue, name)
 
-    def ends(self, topic: str, name: bytes, partitions: Iterable[int]) -> dict[int, int]:
+    async def ends(self, topic: str, name: bytes, partitions: Iterable[int]) -> dict[int, int]:
         """The offset that the next record gets, of each partition. Raises as `bounds`."""
-        return {partition: self.bounds(topic, name, partition).max_offset for partition in partitions}
+        found = {}
+        async for partition in few_a_turn(partitions, per_turn=PARTITIONS_A_TURN):
+            found[partition] = self.bounds(topic, name, partition).max_offset
+        return found
 
     async def names(self, topic: TopicView, prefix: bytes, *, after: bytes, count: int) -> list[bytes]:
         """Up to `count` names behind `after` that begin with `prefix`, of queues that have rows in any partition, in

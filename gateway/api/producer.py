@@ -56,10 +56,20 @@ from gateway.routing.selectors import CustomSelector, Selected
 from gateway.settings.limits import Limits
 from store import record_batch
 from store.clock import Clock
-from store.errors import AlreadyStored, DiskFull, OffsetMoved, Overloaded, RecordTooLarge, SealedQueue, StoreError
+from store.errors import (
+    AlreadyStored,
+    DiskFull,
+    NoLightQueues,
+    OffsetMoved,
+    Overloaded,
+    RecordTooLarge,
+    SealedQueue,
+    StoreError,
+)
 from store.light_names import LightNames
 from store.limits import KiB, MiB
 from store.record_batch import Headers, Record
+from store.store import LIGHT_FORMAT
 from store.topics import TIMER_QUEUE
 from store.turns import others_turn
 from store.types import (
@@ -1087,7 +1097,12 @@ class Producer:
             self._check_light(view, (target,))
 
     def _check_light(self, view: TopicView, partitions: Iterable[int]) -> None:
-        """Raises NoLightQueues for a partition whose light queues could not be read."""
+        """Raises NoLightQueues for a partition whose light queues could not be read, and before all nodes know them."""
+        if behind := self._routes.lacking(LIGHT_FORMAT):
+            raise NoLightQueues(
+                f"node {behind[0]} runs a version of mq that knows no light queues: they can be used when all nodes "
+                "have been upgraded"
+            )
         for partition in partitions:
             light_route(self._routes, view.name, partition)[1].note_light()
 

@@ -187,10 +187,16 @@ class Mover:
         return Known(done, revision)
 
     async def seal_taken(self, record: PartitionRecord, own: str) -> None:
-        """Seal the queues of this broker that were taken over while it was away. Raises what brokers raise."""
+        """Seal the queues of this broker that were taken over while it was away, and have the one where the partition
+        goes on: a directory of a backup may have neither. Raises what brokers raise."""
+        if not any(segment.taken for segment in record.segments):
+            return
+        broker = self._broker_named(own)
         for segment in record.segments:
-            if segment.taken and segment.broker == own:
-                await self._broker_named(own).seal_queue(_queue(segment))
+            if segment.broker == own and (segment.taken or segment.end is None):
+                await broker.create_queue(_queue(segment))
+                if segment.taken:
+                    await broker.seal_queue(_queue(segment))
 
     async def _tell(
         self, source: Broker, target: Broker, queue: QueueKey, into: QueueKey, shift: int, position: int

@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any, Protocol, Unpack
@@ -31,13 +31,18 @@ from gateway.cluster.follower import ChainFollower
 from gateway.cluster.members import (
     BROKERS,
     CLUSTER,
+    FORMAT_UNSAID,
+    FORMATS,
     NODES,
     OWNERS,
     SESSION_TTL_MS,
     Member,
     check_known,
     decode_member,
+    encode_format,
     encode_member,
+    encode_session,
+    format_in,
 )
 from gateway.cluster.metadata import (
     ABSENT,
@@ -72,6 +77,7 @@ from gateway.routing.base import UnknownPartition
 from gateway.routing.table import RouteTable, Segment
 from store.clock import Clock
 from store.config import StoreConfig
+from store.data_format import VERSION as DATA_VERSION
 from store.errors import StoreError, UnknownQueue
 from store.topics import FIRST_USER_TOPIC_ID, Topic, TopicChoices, check_config
 from store.topics import Changes as TopicChanges
@@ -164,7 +170,8 @@ class ClusterNode:
         self._turn = asyncio.Lock()  # of what changes topics here
         self._owners: dict[str, str] = {}
         self._owner_revisions: dict[str, int] = {}  # of what this node changed itself, until the watch tells of it
-        self._nodes: set[str] = set()
+        self._nodes: dict[str, int] = {}  # those that are there, and the data formats they know
+        self._formats: dict[str, int] = {}  # that they knew when they were last there
         self._seen_revision = 0
         self._seen_moving_s: dict[tuple[int, int, int], float] = {}  # topic id, partition, revision
         self.cluster_id = ""
@@ -189,6 +196,7 @@ class ClusterNode:
     async def begin(self) -> None:
         """Know the cluster as it is now. Raises Unavailable, OtherMetadata."""
         await self._see(await self._metadata.list(""))
+        await self._seal_taken()
 
     async def run(self) -> None:
         """Follow, and look after what was left half way, until cancelled."""
@@ -222,18 +230,33 @@ class ClusterNode:
                 self._see_owner(key, None, seen.revision)
             newer = {key: own for key, own in self._owner_revisions.items() if own > seen.revision}
             self._owner_revisions = newer
-            self._nodes = {key.removeprefix(NODES) for key in values if key.startswith(NODES)}
+            self._nodes = {}
+            self._formats = {}
         for key, value in values.items():
             if key.startswith(BROKERS) and value is not None:
                 await self._see_broker(key.removeprefix(BROKERS), value)
-            elif key.startswith(NODES):
-                (self._nodes.discard if value is None else self._nodes.add)(key.removeprefix(NODES))
+            elif key.startswith((NODES, FORMATS)):
+                known = self._nodes if key.startswith(NODES) else self._formats
+                name = key.partition("/")[2]
+                if value is None:
+                    known.pop(name, None)
+                else:
+                    known[name] = format_in(value.data)
             elif key.startswith(OWNERS):
                 self._see_owner(key, value, seen.revision)
+        self._see_formats()
         self._follower.see(seen)
         async with self._turn:
             await self._see_topics(seen)
         self._seen_revision = max(self._seen_revision, seen.revision)
+
+    def _see_formats(self) -> None:
+        """A broker that is to have nothing, and is not there, holds nobody up."""
+        formats = self._routes.formats
+        formats.clear()
+        for name, member in self.members.items():
+            if name != self.name and (self.is_there(name) or not member.draining):
+                formats[name] = self._nodes.get(name, self._formats.get(name, FORMAT_UNSAID))
 
     def _check_known(self, seen: Listing) -> None:
         """Raises OtherMetadata before anything of a listing is applied: what it does not have is deleted here."""
@@ -273,6 +296,7 @@ class ClusterNode:
         peer = PeerBroker(name, member.address, self._secret, self._clock)
         self._peers[name] = await self._opened.enter_async_context(peer)
         log.info("broker known broker=%s address=%s", name, member.address)
+        self._follower.apply_all()  # of some partitions it may have been heard before
 
     async def _see_topics(self, seen: Listing | Changes) -> None:
         for key, value in seen.values.items():
@@ -300,6 +324,7 @@ class ClusterNode:
         except ValueError as error:
             log.error("topic not known topic=%s error=%s", name, error)
             return
+        await self._know_brokers(name for _, brokers in record.homes for name in brokers)
         topic = await self._store.put_topic(record.topic)
         if (before := self._topics.get(name)) is not None and before.topic.topic_id != topic.topic_id:
             del self._by_id[before.topic.topic_id]
@@ -312,6 +337,13 @@ class ClusterNode:
             chains.append((Segment(home, QueueKey(topic.topic_id, partition)),) if chain is None else chain)
         self._routes.set_chains(topic, chains)
         self._on_topics()
+
+    async def _know_brokers(self, names: Iterable[str]) -> None:
+        """Learn of brokers of which the watch has not told yet: this node was told of a topic by another one. Raises
+        Unavailable."""
+        for name in names:
+            if name not in self.members and (found := await self._metadata.get(BROKERS + name)) is not None:
+                await self._see_broker(name, found)
 
     async def _drop_topic(self, name: str) -> None:
         if (record := self._topics.pop(name, None)) is not None:
@@ -367,8 +399,16 @@ class ClusterNode:
         """Be there for the other nodes while the block runs; no other process may give the same `data`. Raises
         SessionTaken, Unavailable."""
         key = NODES + self.name
-        async with self._metadata.session(key, orjson.dumps({"v": 1, "process": data}), ttl_ms=SESSION_TTL_MS):
+        async with self._metadata.session(key, encode_session(data, DATA_VERSION), ttl_ms=SESSION_TTL_MS):
+            await self._keep_format()
             yield
+
+    async def _keep_format(self) -> None:
+        """Have the others know this program's data format while it is away."""
+        key, data = FORMATS + self.name, encode_format(DATA_VERSION)
+        with suppress(Unavailable):  # then it counts as one that does not say: the others use nothing new
+            while (found := await self._metadata.get(key)) is None or found.data != data:
+                await self._metadata.compare_and_set({key: _revision_of(found)}, {key: data})
 
     def _home(self, topic_id: int, partition: int) -> str:
         if (record := self._by_id.get(topic_id)) is None:

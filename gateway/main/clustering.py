@@ -10,9 +10,7 @@ import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
-from pathlib import Path
 
-from gateway.auth.operator_files import read_file
 from gateway.brokers.base import Broker
 from gateway.cluster.etcd import EtcdConfig, EtcdMetadata
 from gateway.cluster.members import CannotJoin, Member, check_node_name, join
@@ -25,23 +23,19 @@ from gateway.main.admin import LocalAdmin
 from gateway.main.group_moves import GroupMoves, OwnGroups
 from gateway.main.identity import cluster_id
 from gateway.main.listener import address_of, listening_to_nodes, url_of
+from gateway.main.secret_files import kept_fresh, secret_in, secret_of
 from gateway.main.tls import ServerTls
 from gateway.routing.table import RouteTable
 from gateway.settings.cluster import ClusterConfig
 from gateway.settings.config import ConfigError, GatewayConfig
-from gateway.settings.tls import TlsConfig
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.starting import RecoveryProgress
 from gateway.surfaces.peer.server import PeerService
 from store import Store
 from store.clock import Clock
-from store.limits import KiB
 
 log = logging.getLogger(__name__)
 
-
-SECRET_BYTES_MAX = 64 * KiB
-"""Of the files with the cluster's secret and etcd's password."""
 
 RETRY_S = 1.0
 
@@ -52,28 +46,14 @@ def checked(config: ClusterConfig) -> tuple[Secret, EtcdConfig]:
     try:
         if config.node is not None:
             check_node_name(config.node)
-        secret = Secret(_secret_in(config.secret_file))
-        password = "" if config.etcd_password_file is None else _secret_in(config.etcd_password_file).decode()
+        secret = secret_of(config)
+        password = "" if config.etcd_password_file is None else secret_in(config.etcd_password_file).decode()
         tls = ssl.create_default_context(cafile=config.etcd_ca_file) if config.etcd_ca_file is not None else None
     except (OSError, ValueError) as error:
         raise ConfigError(f"cluster: {error}") from error
     return secret, EtcdConfig(
         endpoints=config.etcd, prefix=config.prefix, user=config.etcd_user, password=password, tls=tls
     )
-
-
-def _secret_in(file: Path) -> bytes:
-    return read_file(file, SECRET_BYTES_MAX, may_be_pipe=True).strip()
-
-
-def trusting_own(config: TlsConfig) -> ssl.SSLContext | None:
-    """Whose certificates are trusted when a request is sent on to another node: public ones, and, as nodes often share
-    one, this node's own. None: nodes speak no TLS to clients."""
-    if config.cert_file is None:
-        return None
-    context = ssl.create_default_context()
-    context.load_verify_locations(config.cert_file)
-    return context
 
 
 @asynccontextmanager
@@ -106,7 +86,7 @@ async def clustered(
         kafka=kafka,
         balancing=own.balance,
     )
-    async with EtcdMetadata(etcd) as metadata:
+    async with EtcdMetadata(etcd) as metadata, kept_fresh(own, secret, metadata, etcd):
         node = ClusterNode(
             own.node, metadata, admin.broker, secret, store, admin.routes, clock, on_topics=lambda: admin.on_change()
         )
@@ -161,7 +141,7 @@ async def following(
     """What a gateway without a store knows of its cluster while the block runs: nothing yet. `name` and `broker`: of
     the node whose worker it is. `cluster`: its id; empty: set it before `begin`. Raises ConfigError."""
     secret, etcd = checked(config.cluster)
-    async with EtcdMetadata(etcd) as metadata:
+    async with EtcdMetadata(etcd) as metadata, kept_fresh(config.cluster, secret, metadata, etcd):
         kept = TopicsInMemory(config.store)
         node = ClusterNode(name, metadata, broker, secret, kept, routes, clock, on_topics=lambda: None)
         node.cluster_id = cluster

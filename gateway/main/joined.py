@@ -25,7 +25,7 @@ from typing import cast
 
 from gateway.api.topics import TopicAdmin
 from gateway.cluster.node import ClusterNode
-from gateway.main.clustering import checked, following, known, trusting_own
+from gateway.main.clustering import checked, following, known
 from gateway.main.listener import answering_not_ready, bound_socket, listening, url_of
 from gateway.main.memory import give_back_forever
 from gateway.main.metrics import Collector, process_metrics, registry_of, text_metrics
@@ -85,7 +85,7 @@ async def run(
         progress = RecoveryProgress()
         async with answering_not_ready(config, listener, progress, tls):
             await known(node, progress, stopping)
-        forwarder = Forwarder(node, trusting_own(config.tls))
+        forwarder = Forwarder(node, None if tls is None else tls.trusting())
         parts.push_async_callback(forwarder.close)
         admin = cast(TopicAdmin, GatewayReadiness(node))
         gateway = storeless_gateway(config, clock, routes, cluster_id=node.cluster_id, admin=admin)

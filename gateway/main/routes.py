@@ -137,7 +137,7 @@ def _v3(prefix: str) -> tuple[Row, ...]:
         _get(brokers, "v3_brokers", resources.list_brokers, describe),
         _get(f"{brokers}/{{broker}}", "v3_broker", resources.get_broker, describe),
         _get(f"{brokers}/{{broker}}/configs", "v3_broker_configs", resources.list_broker_configs, describe),
-        _get(names, "v3_topics", resources.list_topics, describe),
+        _get(names, "v3_topics", resources.list_topics, describe, queries.V3TopicsQuery),
         _post(names, "v3_create_topic", resources.create_topic, Permission.CREATE, action="topic.create"),
         _get(topic, "v3_topic", resources.get_topic, describe),
         _patch(topic, "v3_change_topic", resources.change_topic, Permission.CREATE, action="topic.alter"),

@@ -40,6 +40,15 @@ class ServerTls:
         self.context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
         self.context.set_alpn_protocols(["http/1.1"])
         self._load(self.context)
+        self._trusting: ssl.SSLContext | None = None
+
+    def trusting(self) -> ssl.SSLContext:
+        """Whose certificates are trusted when a request is sent on to another node: public ones, and, as nodes often
+        share one, this node's own; after a change, what it was before as well: another node may still have that."""
+        if self._trusting is None:
+            self._trusting = ssl.create_default_context()
+            self._trusting.load_verify_locations(self._cert_file)
+        return self._trusting
 
     def reload(self) -> TlsError | bool:
         """Use the files again if one has changed since the last look: whether they are used now, or why not."""
@@ -50,6 +59,8 @@ class ServerTls:
         try:
             self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))  # a failure half-way must not touch the one in use
             self._load(self.context)
+            if self._trusting is not None:
+                self._trusting.load_verify_locations(self._cert_file)
         except TlsError as error:
             log.error("certificate not reloaded, the old one stays in use: %s", error)
             return error

@@ -42,7 +42,7 @@ from gateway.groups.coordinator.service import Coordinator
 from gateway.main import joined
 from gateway.main.admin import BROKER_NAME, LocalAdmin
 from gateway.main.application import build_application
-from gateway.main.clustering import belonging, checked, clustered, trusting_own
+from gateway.main.clustering import belonging, checked, clustered
 from gateway.main.file_handles import within_handles
 from gateway.main.garbage import calm_collector
 from gateway.main.group_moves import GIVE_ERRORS, GroupMoves
@@ -202,7 +202,7 @@ async def run(
                 group_moves = GroupMoves(groups, node)
                 await group_moves.begin()
                 gateway = belonging(gateway, groups, node, group_moves)
-                forwarder = Forwarder(node, trusting_own(config.tls))
+                forwarder = Forwarder(node, None if tls is None else tls.trusting())
                 parts.push_async_callback(forwarder.close)
                 gateway = replace(gateway, forwarder=forwarder)
             recurring = build_recurring(gateway, store, admin)

@@ -113,6 +113,11 @@ class Routes(Protocol):
         """The machine room of a broker; empty when it has none."""
         ...
 
+    def lacking(self, data_format: int) -> list[str]:
+        """The nodes of the cluster whose program does not know a data format (store/data_format.py), by name: until
+        there is none, nobody may begin to use what it brings."""
+        ...
+
     def watch(self, topic: str, partition: int | None, wake: Callable[[], None]) -> Callable[[], None]:
         """Call `wake` with each change of a partition's chain, None: of any of the topic's, until the answer is
         called."""

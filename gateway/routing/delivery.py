@@ -145,11 +145,12 @@ class RoutedPartitions:
         if is_own and route.queue.queue_id == due.target.partition:  # it has never moved
             return append
         own = self._own.encode()
-        message_ids = [_message_id(own, source) for source in due.sources]
+        message_ids = [message_id_of(own, source) for source in due.sources]
         return replace(append, sources=due.sources if is_own else (), identity=Identity(message_ids=message_ids))
 
 
-def _message_id(broker: bytes, source: Source) -> bytes:
+def message_id_of(broker: bytes, source: Source) -> bytes:
+    """The message id of the record that a copy in the timer of a broker (its name) becomes on another broker."""
     return blake2b(_SOURCE.pack(*source) + broker, digest_size=ID_BYTES, person=b"mq-schedule").digest()
 
 

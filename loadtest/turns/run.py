@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import aiohttp
 
-from loadtest.turns.cases import Case, Client, Size, cases, prepare, prepare_crowd
+from loadtest.turns.cases import HELD_MS_MAX, Case, Client, Size, cases, prepare, prepare_crowd
 
 TRIES, LATE_MAX = 5, 1
 """A case over its limit is run again, to so many times in all, and may be over it in LATE_MAX of them: what shares the
@@ -39,7 +39,7 @@ class Turn(NamedTuple):
     held_ms_max: float
     """What it may have been on a machine of slowness 1."""
     slowness: float = 1.0
-    """Of the machine during this case (loadtest/turns/slowness.py), where that is taken into account."""
+    """Of the machine during this case (loadtest/slowness.py), where that is taken into account."""
 
     @property
     def scaled_ms(self) -> float:
@@ -57,7 +57,8 @@ def measure(
 ) -> list[Turn]:
     """Run all cases, or those that are `wanted`, on a server in a temporary directory (below `directory`); the longest
     turn of each, the longest first. `tell` is called with each as it comes. `is_scaled`: a machine that is slow, or
-    busy with other things, makes no case late. Raises RuntimeError when the server ends."""
+    busy with other things, makes no case late; all cases have the limit HELD_MS_MAX then. Raises RuntimeError when the
+    server ends."""
     with tempfile.TemporaryDirectory(dir=directory, prefix="turns-") as data:
         return asyncio.run(_measure(Path(data), size, wanted, tell, is_scaled))
 
@@ -83,7 +84,8 @@ async def _measure(
 
 async def _run(client: Client, case: Case, longest: Ask, is_scaled: bool) -> Turn:
     turns: list[Turn] = []
-    while not turns or (len(turns) < TRIES and turns[0].scaled_ms > case.held_ms_max):
+    limit_ms = HELD_MS_MAX if is_scaled else case.held_ms_max
+    while not turns or (len(turns) < TRIES and turns[0].scaled_ms > limit_ms):
         _, _, slowness_before = await longest()
         try:
             async with asyncio.timeout(_CASE_TIMEOUT_S):
@@ -95,7 +97,7 @@ async def _run(client: Client, case: Case, longest: Ask, is_scaled: bool) -> Tur
         await asyncio.sleep(_SETTLING_S)
         ms, by, slowness_after = await longest()
         slowness = max(slowness_before, slowness_after) if is_scaled else 1.0
-        turns.append(Turn(case.route, case.name, ms, by, outcome, case.held_ms_max, slowness))
+        turns.append(Turn(case.route, case.name, ms, by, outcome, limit_ms, slowness))
     return sorted(turns, key=lambda turn: -turn.scaled_ms)[LATE_MAX if len(turns) == TRIES else 0]
 
 

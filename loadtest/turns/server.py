@@ -20,7 +20,7 @@ from gateway.main import wiring
 from gateway.main.garbage import calm_collector
 from gateway.main.loop_watch import Held, LoopWatch
 from gateway.settings.config import build
-from loadtest.turns.slowness import slowness
+from loadtest.slowness import slowness
 from store.limits import MiB
 
 BEAT_S = 0.002

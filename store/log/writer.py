@@ -280,6 +280,7 @@ class Writer:
         for name, first_offset, count in zip(light.names, light.first_offsets, light.record_counts(), strict=True):
             if self._light_ends.get((queue, name)) == first_offset + count:
                 del self._light_ends[queue, name]
+        light.let_go()
 
     async def run(self) -> None:
         """Write until `stop`; then write what still waits, sync, and return. On an I/O error answer everyone and

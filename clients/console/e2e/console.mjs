@@ -2,6 +2,7 @@
 import assert from "node:assert/strict";
 import { existsSync, readFileSync, readdirSync } from "node:fs";
 import { createRequire } from "node:module";
+import { after } from "node:test";
 import { launched } from "../../js/e2e/browser.mjs";
 
 export { Server, sleep, until } from "../../js/e2e/server.mjs";
@@ -17,26 +18,39 @@ export const skip = browser === null ? "there is no Chromium here (Debian: apt-g
 /** To preload for a clock of one's own; undefined: it is not installed. */
 export const libfaketime = readdirSync("/usr/lib").map((name) => `/usr/lib/${name}/faketime/libfaketime.so.1`).find((path) => existsSync(path));
 
+/** Each must be ended, which is when it is judged. */
+const tabs = new Set();
+after(() => assert.deepEqual([...tabs].map(({ url }) => url), [], "tabs that nobody has judged"));
+
+/** What the browser keeps of a page. */
+const KEPT = async () => [
+  localStorage.length, sessionStorage.length, document.cookie, (await indexedDB.databases()).length, (await caches.keys()).length,
+  (await navigator.serviceWorker.getRegistrations()).length, location.href.includes("mq_"),
+];
+
 export class Tab {
   errors = [];
   network = [];
+  /** Of the policy; those of pages that were left, too. */
+  violations = [];
 
   static async at(url, options = {}) {
     const tab = new Tab();
     tab.url = url;
     tab.context = await browser.newContext({ viewport: { width: 1280, height: 800 }, permissions: ["clipboard-read", "clipboard-write"], ...options });
+    await tab.context.exposeFunction("violated", (text) => tab.violations.push(text));
+    await tab.context.addInitScript(() => {
+      document.addEventListener("securitypolicyviolation", (event) => window.violated(`${event.violatedDirective} ${event.blockedURI} ${event.sample}`));
+    });
     tab.page = await tab.context.newPage();
     tab.watch(tab.page);
-    await tab.page.addInitScript(() => {
-      window.violations = [];
-      document.addEventListener("securitypolicyviolation", (event) => window.violations.push(`${event.violatedDirective} ${event.blockedURI} ${event.sample}`));
-    });
+    tabs.add(tab);
     return tab;
   }
 
   /** Note what goes wrong on a page of this browser. */
   watch(page) {
-    page.setDefaultTimeout(15_000);
+    page.setDefaultTimeout(30_000); // of a busy machine
     page.on("pageerror", (error) => this.errors.push(error.stack ?? error.message));
     page.on("console", (line) => {
       if (line.type() !== "error" && line.type() !== "warning") return;
@@ -91,8 +105,9 @@ export class Tab {
 
   /** Nothing was logged that must not be, and nothing stored. `network` says which refusals were meant. */
   async end(network = null) {
-    assert.deepEqual(await this.page.evaluate(() => window.violations), [], "violations of the policy");
-    assert.deepEqual(await this.page.evaluate(() => [localStorage.length, sessionStorage.length, document.cookie]), [0, 0, ""], "nothing is stored in the browser");
+    tabs.delete(this);
+    assert.deepEqual(await this.page.evaluate(KEPT), [0, 0, "", 0, 0, 0, false], "nothing is stored in the browser");
+    assert.deepEqual(this.violations, [], "violations of the policy");
     assert.deepEqual(this.errors, [], "errors in the console");
     if (network === null) assert.deepEqual(this.network, [], "requests that failed");
     else for (const line of this.network) assert.match(line, network);

@@ -153,3 +153,29 @@ for (const colorScheme of ["light", "dark"]) {
     await tab.end(/status of 409/);
   });
 }
+
+test("every page: Tab reaches all that can be used, and what has the focus shows it", { skip }, async () => {
+  const tab = await Tab.at(open.url);
+  const { page } = tab;
+  await tab.open("overview");
+  for (const path of EVERY) {
+    await tab.go(path);
+    await page.waitForTimeout(400);
+    await page.evaluate(() => {
+      window.seen = new Set();
+      document.addEventListener("focusin", ({ target }) => window.seen.add(target));
+      document.activeElement.blur();
+    });
+    const missed = () => page.evaluate(() => [...document.querySelectorAll("a[href], button, input, select, textarea, canvas[tabindex]")]
+      .filter((element) => element.tabIndex >= 0 && element.checkVisibility() && !window.seen.has(element)).map((element) => element.outerHTML.slice(0, 120)));
+    for (let presses = 0; presses < 300 && (await missed()).length > 0; presses++) {
+      await page.keyboard.press("Tab");
+      if (presses < 20) {
+        const shown = await page.evaluate(() => document.activeElement === document.body || getComputedStyle(document.activeElement).outlineStyle !== "none");
+        assert.ok(shown, `${path}: ${await page.evaluate(() => document.activeElement.outerHTML.slice(0, 120))}`);
+      }
+    }
+    assert.deepEqual(await missed(), [], path);
+  }
+  await tab.end(/status of 409/);
+});

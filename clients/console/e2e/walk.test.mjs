@@ -131,6 +131,24 @@ test("sign-in: a wrong token, the right one, a reload asks again, a revoked one 
   await tab.end(/status of 40[13]|WebSocket/);
 });
 
+test("what must not happen fails a test: a violation of the policy, an error, something stored", { skip }, async () => {
+  const wrong = {
+    "violations of the policy": () => document.body.setAttribute("style", "color: red"),
+    "errors in the console": () => console.error("wrong"),
+    "nothing is stored": () => sessionStorage.setItem("token", "1"),
+    "requests that failed": () => fetch("/nothing"),
+  };
+  for (const [said, act] of Object.entries(wrong)) {
+    const tab = await Tab.at(open.url);
+    await tab.open("overview");
+    await tab.page.evaluate(act);
+    if (said === "violations of the policy") await until(() => tab.violations.length > 0, "it is noted");
+    tab.errors = tab.errors.filter((line) => !line.includes("Content Security Policy"));
+    await assert.rejects(tab.end(), (error) => error.message.includes(said), said);
+    await tab.context.close();
+  }
+});
+
 test("topics: filter, sort, change, grow; a name that is not typed deletes nothing", { skip }, async () => {
   const tab = await Tab.at(open.url);
   const { page } = tab;

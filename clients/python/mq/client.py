@@ -11,7 +11,7 @@ from typing import Any, Literal, Self, TypeVar, overload
 from mq.clock import Clock, LoopClock
 from mq.connection import Connection, OnState, TokenSource
 from mq.errors import Closed, MqError
-from mq.http import Http, segment
+from mq.http import RETRY_S, Http, segment
 from mq.message import Receipt
 from mq.middleware import Outgoing, SendMiddleware, wrapped
 from mq.progress import Partitions
@@ -46,6 +46,7 @@ class Client:
         name: str | None = None,
         idempotent: bool = True,
         pending_max: int = PENDING_MAX,
+        retry: Duration = RETRY_S,
         middleware: Sequence[SendMiddleware] = (),
         on_state: OnState | None = None,
         clock: Callable[[], Clock] = LoopClock,
@@ -58,6 +59,7 @@ class Client:
         self._name = name
         self._idempotent = idempotent
         self._pending_max = pending_max
+        self._retry_s = seconds(retry, "retry")
         self._on_state = on_state
         self._send_through = wrapped(middleware, self._send_outgoing) if middleware else None
         self._subscriptions: set[Subscription[Any]] = set()
@@ -79,8 +81,10 @@ class Client:
         self._connection = connection = Connection(
             self._transport, self._clock, token=self._token, name=self._name, on_state=self._on_state
         )
-        self._sender = Sender(connection, self._clock, idempotent=self._idempotent, pending_max=self._pending_max)
-        self._http = Http(self._transport, connection, self._clock)
+        self._sender = Sender(
+            connection, self._clock, idempotent=self._idempotent, pending_max=self._pending_max, retry_s=self._retry_s
+        )
+        self._http = Http(self._transport, connection, self._clock, retry_s=self._retry_s)
         try:
             await connection.open()
         except BaseException:
@@ -506,6 +510,7 @@ def connect(
     name: str | None = None,
     idempotent: bool = True,
     pending_max: int = PENDING_MAX,
+    retry: Duration = RETRY_S,
     middleware: Sequence[SendMiddleware] = (),
     on_state: OnState | None = None,
     ssl: Any = True,
@@ -515,12 +520,13 @@ def connect(
     It waits for a server that is not up yet, and comes back by itself after every lost connection; only a refusal for
     good (a bad token) raises `Closed`. `token`: a token, or a function that gets one. `name`: for the server's log.
     `idempotent`: sends whose answer was lost with the connection are repeated, and stored once; without it they raise
-    ConnectionLost. `pending_max`: records that may wait to be stored. `on_state` is told of every change of the
+    ConnectionLost. `pending_max`: records that may wait to be stored. `retry`: how long what the server cannot do for
+    now is tried again: longer than a node of a cluster takes to restart. `on_state` is told of every change of the
     connection. `ssl`: as aiohttp takes it.
     """
     return Client(
         lambda: AiohttpTransport(url, ssl), token=token, name=name, idempotent=idempotent, pending_max=pending_max,
-        middleware=middleware, on_state=on_state,
+        retry=retry, middleware=middleware, on_state=on_state,
     )  # fmt: skip
 
 

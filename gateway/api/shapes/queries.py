@@ -132,6 +132,15 @@ class NoQuery(Shape):
     """None: what is in the query of these routes would be ignored, a delay for example."""
 
 
+class V3TopicsQuery(OpenShape):
+    """Which topics, page by page. With none of these: all in one answer."""
+
+    page_size: ListRows | None = None
+    page_token: (
+        Annotated[str, _text("What `metadata.next` of the page before names.", maxLength=CURSOR_CHARS_MAX)] | None
+    ) = None
+
+
 class ListTopicsQuery(Shape):
     """Which topics, page by page. With none of these: all in one answer, without their figures."""
 

@@ -68,17 +68,17 @@ class Resource(Answer, tag_field="kind"):
 
 
 class PageMetadata(Part):
-    """Where a page is. It is always the only one."""
+    """Where a page is, and the next one."""
 
     self_: str = field(name="self")
-    next: None = None
+    next: Annotated[str | None, Meta(description="Of topics, with `page_size`; null at the end.")] = None
 
 
 AnyResource = TypeVar("AnyResource", bound=Resource)
 
 
 class Page(Answer, Generic[AnyResource], tag_field="kind"):
-    """A list, whole."""
+    """A list: whole, but for topics of which a page is asked for."""
 
     metadata: PageMetadata
     data: list[AnyResource]

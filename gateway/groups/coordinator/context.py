@@ -227,8 +227,9 @@ class Turns:
 STRETCH_PARTITIONS = 250
 """Partitions that are looked at in one stretch of long work: 1 ms, or 3 where a group begins."""
 
-WOKEN_A_TURN = 100
-"""Who waits and is woken in one turn of the event loop: a thousand members of a group take 20 us each to look."""
+WOKEN_A_TURN = 50
+"""Who waits and is woken in one turn of the event loop: a thousand members of a group take 20 us each to look, and some
+of them tell their clients."""
 
 
 class Changes:

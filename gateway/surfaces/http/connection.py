@@ -180,6 +180,7 @@ class Connection(web.RequestHandler):
         "_taken",
         "_write_timeout_s",
         "_write_watchdog",
+        "is_spliced",
     )
 
     def __init__(
@@ -212,6 +213,8 @@ class Connection(web.RequestHandler):
         self._write_timeout_s = write_timeout_s
         self._write_watchdog: WriteWatchdog | None = None  # while the client is behind
         self._lost: asyncio.Future[None] | None = None
+        self.is_spliced = False
+        """Whether a socket of it is passed on to another process. Other sockets are watched by their endpoint."""
 
     def let_in(self, address: str) -> None:
         """It is counted already; `connection_lost` or `give_up` takes it off."""
@@ -296,7 +299,7 @@ class Connection(web.RequestHandler):
     def pause_writing(self) -> None:
         """See asyncio.Protocol."""
         super().pause_writing()
-        if not self._upgraded:
+        if not self._upgraded or self.is_spliced:
             self._write_watchdog = WriteWatchdog(
                 self._waiting_bytes, timeout_s=self._write_timeout_s, on_timeout=self._cut_off
             )

@@ -44,7 +44,7 @@ async def light_offsets(
     Raises RequestError, NoLightQueues, UnknownQueue."""
     if cursor is not None:
         return {**dict.fromkeys(partitions, 0), **await cursor_offsets(gateway, view, cursor)}
-    begin = LightReader(gateway.routes_table).ends(view.name, name, partitions) if is_latest else {}
+    begin = await LightReader(gateway.routes_table).ends(view.name, name, partitions) if is_latest else {}
     offsets = {partition: begin.get(partition, 0) for partition in partitions}
     if group is not None:
         committed = gateway.groups.light_offsets.committed

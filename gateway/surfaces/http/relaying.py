@@ -7,8 +7,10 @@ with the client's address: the store's process decides about it.
     answers    a small one whole, a large one as it comes, so that a client which reads slowly slows the other process.
                What waits here meanwhile counts among the memory of all answers (`answer_memory.py`); where there is no
                room, an answer that has begun ends short
-    upgrades   the request's head is sent on, and from then on bytes are: what is said on a socket is looked at by one
-               process only. Reading pauses when more than READ_BYTES wait for the other side
+    upgrades   the request's head is sent on, and bytes are from when the other process has agreed: what is said on a
+               socket is looked at by one process only. Before that nothing of the client's goes on: a process that
+               does not agree would read it as the next request, whose headers it believes. Reading pauses when more
+               than READ_BYTES wait for the other side
 """
 
 from __future__ import annotations
@@ -217,6 +219,8 @@ class _Splice:
         self._request = request
         self._lost = lost
         self._reader, self._writer = reader, writer
+        self._is_joined = False  # the other side has agreed
+        self._early = b""  # what the client has said before
         self._taking: asyncio.Task[None] | None = None  # the other side takes what was written
 
     async def run(self) -> web.StreamResponse:
@@ -225,8 +229,10 @@ class _Splice:
         protocol = request.protocol
         protocol.set_parser(cast(WebSocketReader, self))
         protocol.keep_alive(False)
+        cast(Connection, protocol).is_spliced = True
         status = await self._pass_head()
         if status == 101:
+            self._join()
             while data := await self._reader.read(READ_BYTES):
                 await self._write(data)
         if (transport := request.transport) is not None:
@@ -259,13 +265,29 @@ class _Splice:
     # ---- what aiohttp calls: the client has sent something, or is gone
 
     def feed_data(self, data: bytes) -> tuple[bool, bytes]:
-        """Pass on what the client has sent."""
+        """Pass on what the client has sent, or keep it until the other side has agreed."""
+        if self._is_joined:
+            self._pass(data)
+        elif data:
+            if not self._early and (transport := self._request.transport) is not None:
+                transport.pause_reading()
+            self._early += data
+        return False, b""
+
+    def _join(self) -> None:
+        self._is_joined = True
+        if early := self._early:
+            self._early = b""
+            if (transport := self._request.transport) is not None and not transport.is_closing():
+                transport.resume_reading()
+            self._pass(early)
+
+    def _pass(self, data: bytes) -> None:
         self._writer.write(data)
         if self._taking is None and self._writer.transport.get_write_buffer_size() > READ_BYTES:
             if (transport := self._request.transport) is not None:
                 transport.pause_reading()
             self._taking = asyncio.create_task(self._take())
-        return False, b""
 
     async def _take(self) -> None:
         with suppress(OSError):

@@ -817,7 +817,7 @@ _V3: dict[str, Operation] = {
     "v3_brokers": _v3(_json("One.", ref("V3Brokers"))),
     "v3_broker": _v3(_json("The broker.", ref("V3Broker"))),
     "v3_broker_configs": _v3(_json("Defaults.", ref("V3BrokerConfigs"))),
-    "v3_topics": _v3(_json("Topics.", ref("V3Topics"), "Vary", "Content-Encoding")),
+    "v3_topics": _v3(_json("Topics.", ref("V3Topics"), "Vary", "Content-Encoding"), *QUERY, 40050),
     "v3_create_topic": _v3(
         _json("Created, or with `validate_only` found fit.", ref("V3Topic"), "Location"),
         400,

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from aiohttp import hdrs, web
 from msgspec import to_builtins
 from yarl import URL
 
 from gateway.api.cluster import broker_numbers, leader_of
+from gateway.api.pages import page_of
 from gateway.api.shapes.base import load
+from gateway.api.shapes.queries import PAGE_ROWS_DEFAULT, V3TopicsQuery
 from gateway.api.shapes.topics import (
     V3ConfigChangesBody,
     V3ConfigValueBody,
@@ -50,7 +52,7 @@ from gateway.routing.base import TopicView
 from gateway.surfaces.http.answers import check_accept, json_answer, list_answer, packed
 from gateway.surfaces.http.caller import access_of, visible_topics
 from gateway.surfaces.http.context import Gateway
-from gateway.surfaces.http.reading import json_object, partition_in
+from gateway.surfaces.http.reading import json_object, partition_in, read_query
 from store.errors import IllegalTopic, TopicExists, UnknownQueue
 from store.topics import Changes, TopicConfig
 
@@ -186,12 +188,30 @@ def _checked_broker(gateway: Gateway, request: web.Request) -> tuple[Links, int]
 
 
 async def list_topics(gateway: Gateway, request: web.Request, _: bytes) -> web.StreamResponse:
-    """All topics that the caller may describe."""
+    """All topics that the caller may describe; with `page_size` a page of them, by name."""
+    query = read_query(V3TopicsQuery, request, gateway)
     to = links(gateway, request)
     views = await visible_topics(gateway, request)
+    metadata = to.page("topics")
+    if query.page_size is not None or query.page_token is not None:
+        views, metadata.next = _page_of(views, query, metadata.self_)
     rows = (_topic_row(to, view.name, view.partitions) for view in views)
-    fields = to_builtins(V3Topics(to.page("topics"), []))
-    return await packed(request, await list_answer(request, fields, "data", rows))
+    return await packed(request, await list_answer(request, to_builtins(V3Topics(metadata, [])), "data", rows))
+
+
+def _page_of(views: list[TopicView], query: V3TopicsQuery, address: str) -> tuple[list[TopicView], str | None]:
+    """A page of topics that are in order, and the address of the next one."""
+    size = query.page_size or PAGE_ROWS_DEFAULT
+    rows, token, _ = page_of(
+        views,
+        lambda view: (view.name, view.name),
+        sort="name",
+        order="asc",
+        cursor=query.page_token,
+        limit=size,
+        is_sorted=True,
+    )
+    return rows, None if token is None else f"{address}?{urlencode({'page_size': size, 'page_token': token})}"
 
 
 async def get_topic(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:

@@ -37,6 +37,7 @@ from gateway.api.shapes.base import text_time_ms
 from gateway.api.shapes.queries import STREAM_CREDIT_DEFAULT, FollowQuery
 from gateway.api.tasks import is_set_within, when_set
 from gateway.auth.access import Access, Permission
+from gateway.brokers.base import BrokerUnreachable
 from gateway.codec.cursors import parse_cursor, write_cursor
 from gateway.codec.filters import TagFilter, parse_filter
 from gateway.codec.records import Format, split_lines
@@ -46,6 +47,7 @@ from gateway.groups.machines.progress import Start, StartTime
 from gateway.groups.machines.subscription import TOPICS_MAX
 from gateway.groups.protocol import Receive, StartSpec
 from gateway.routing.base import UnknownPartition
+from gateway.routing.patience import AGAIN_S
 from gateway.surfaces.http.answer_memory import RENDERED_FACTOR, SMALL_BYTES
 from gateway.surfaces.http.caller import access_of
 from gateway.surfaces.http.context import Gateway
@@ -270,7 +272,14 @@ class Stream:
                 raise ended()
             if self._ready:
                 followed = self._ready.popleft()
-                if await self._advance(followed):
+                try:
+                    has_more = await self._advance(followed)
+                except BrokerUnreachable:  # its node restarts: the others go on meanwhile
+                    self._answer.allowance.release()
+                    later = asyncio.get_running_loop().call_later(AGAIN_S, self._wake, followed)
+                    followed.call_off = later.cancel
+                    continue
+                if has_more:
                     self._ready.append(followed)  # its turn comes again after the others'
                 else:
                     await self._wait_at_end(followed)

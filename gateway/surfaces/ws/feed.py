@@ -14,11 +14,14 @@ Invariants
     S3  `caught_up` is pushed once, after every partition had nothing more for the first time; once more after a seek,
         and after a rewind
     S4  no message of a partition is put out after `remove` or `stop` of it has returned
+    S5  a partition whose broker cannot be reached now, as while its node restarts, leaves the round for a while: the
+        others go on, and so does it when the broker is back
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -26,8 +29,10 @@ from typing import NoReturn, Protocol
 
 from gateway.api.light import LightReader, Rendering
 from gateway.api.read import Consumer, out_of_range
+from gateway.brokers.base import BrokerUnreachable
 from gateway.errors import RequestError
 from gateway.groups.protocol import TopicPartition
+from gateway.routing.patience import AGAIN_S
 from gateway.surfaces.http.context import GatewayStats
 from gateway.surfaces.ws.commands import Form
 from gateway.surfaces.ws.credit import Ledger
@@ -44,6 +49,8 @@ from gateway.surfaces.ws.protocol import (
     messages_push,
 )
 from store.errors import UnknownQueue
+
+log = logging.getLogger(__name__)
 
 TURNS_AT_ONCE = 4
 """Partitions that are served one after the other, before it is others' turn: each may take some milliseconds."""
@@ -90,6 +97,7 @@ class FedPartition:
     __slots__ = (
         "call_off",
         "delivered",
+        "is_away",
         "is_live",
         "is_ready",
         "key",
@@ -107,6 +115,7 @@ class FedPartition:
         self.offset = offset
         self.delivered = offset  # before it, all has been taken by the transport
         self.is_live = True
+        self.is_away = False  # its broker was not reached the last time
         self.is_ready = False  # waits for its turn
         self.number = 0
         self.next_message_bytes = 1  # of what is at `offset`, once known: credit for it must suffice
@@ -276,6 +285,9 @@ class Feed:
                 )
             except OutOfRange as error:
                 raise out_of_range(*key, fed.offset, error.bounds) from None
+            except BrokerUnreachable as error:
+                self._try_again_later(fed, error)
+                return
             except (UnknownQueue, TopicGone) as error:
                 if self._outlives_topics:
                     self.stop(fed)
@@ -283,6 +295,7 @@ class Feed:
                 if isinstance(error, UnknownQueue):
                     raise
                 raise epoch_changed(key.topic) from None
+            fed.is_away = False
             end = portion.end
             if key.topic.startswith("%"):
                 self._check_topic(key.topic)
@@ -300,6 +313,14 @@ class Feed:
             self._make_ready(fed)
             if self.journal.last == seq:  # nothing was sent, as behind a filter: others have their turn
                 await asyncio.sleep(0)
+
+    def _try_again_later(self, fed: FedPartition, error: BrokerUnreachable) -> None:
+        if not fed.is_live or fed.is_ready:
+            return
+        if not fed.is_away:
+            fed.is_away = True
+            log.warning("subscription=%s waits for %s partition %d: %s", self.name, *fed.key, error)
+        fed.call_off = asyncio.get_running_loop().call_later(AGAIN_S, self._wake, fed).cancel
 
     def _wake(self, fed: FedPartition) -> None:
         fed.call_off = None

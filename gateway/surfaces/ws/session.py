@@ -20,8 +20,10 @@ from gateway.api.errors import error_of
 from gateway.api.light import names_begin
 from gateway.api.tasks import Tasks, stop
 from gateway.auth.access import Access, Permission
+from gateway.brokers.base import BrokerUnreachable
 from gateway.errors import LIMIT_ILLEGAL, RequestError
 from gateway.groups.machines.errors import GroupElsewhere, GroupError
+from gateway.routing.patience import AGAIN_S
 from gateway.settings.limits import Limits
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.ws import protocol
@@ -192,6 +194,8 @@ class Session:
                 if subscription.group is not None:
                     self.access.check(Permission.RECEIVE, group=subscription.group)
                 await subscription.refresh()
+            except BrokerUnreachable:  # what is new there can be begun when its node is back
+                asyncio.get_running_loop().call_later(AGAIN_S, self.refresh_soon)
             except REFUSALS as error:
                 await self._end(subscription.name, error)
             except OutboxClosed:

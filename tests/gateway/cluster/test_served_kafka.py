@@ -158,18 +158,23 @@ class Consuming:
                 "enable.auto.commit": False, "session.timeout.ms": 6000, "heartbeat.interval.ms": 200,
             }
         )  # fmt: skip
-        self._consumer.subscribe([topic])
+        self._consumer.subscribe([topic], on_assign=self._on_assign, on_revoke=self._on_revoke)
         self.seen: list[bytes] = []
         self.errors: list[str] = []
-        self.owned: set[int] = set()
+        self.owned: set[int] = set()  # from when it is told of them until it begins to give them up
         self._is_over = False
         self._task = asyncio.create_task(asyncio.to_thread(self._run))
+
+    def _on_assign(self, _: object, partitions: Sequence[Any]) -> None:
+        self.owned = {one.partition for one in partitions}
+
+    def _on_revoke(self, *_: object) -> None:
+        self.owned = set()
 
     def _run(self) -> None:
         try:
             while not self._is_over:
                 messages = self._consumer.consume(1_000, 0.05)
-                self.owned = {one.partition for one in self._consumer.assignment()}
                 for message in messages:
                     if message.error() is not None:
                         self.errors.append(str(message.error()))
@@ -241,6 +246,7 @@ async def test_kafka_clients_go_on_while_partitions_and_their_group_move(tmp_pat
         await until_seen([member], values)
         await member.end()
         assert await stored(nodes, TOPIC) == Counter(values)
+        await _own_no_partition_at_once(nodes)
 
 
 async def _leaders_are_owners(nodes: KafkaNodes) -> None:
@@ -265,25 +271,25 @@ async def _leaders_are_owners(nodes: KafkaNodes) -> None:
             assert codes == {n: 0 if owner == own else errors.NOT_LEADER for n, owner in enumerate(owners)}
 
 
-async def test_a_kafka_and_a_forwarded_websocket_member_never_own_one_partition_at_once(
-    tmp_path: Path, etcd: EtcdServer
-) -> None:
-    async with asyncio.timeout(3 * PATIENCE_S), kafka_nodes(tmp_path, etcd, 2) as nodes:
-        await nodes.create("mixed", 4)
-        member = Consuming(nodes.addresses["n2"], "mixed", "mixed")
-        async with asyncio.timeout(PATIENCE_S):
-            while len(member.owned) < 4:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
-        owner = await nodes.owner_of("mixed")
-        for asked in (name for name in nodes.addresses if name != owner):
-            url = f"{nodes.servers[asked].url}/ws/v1/consume?topic=mixed&group=mixed&mode=stream"
-            async with nodes._http.ws_connect(url) as socket:
-                await _shared(member, socket)
-            async with asyncio.timeout(PATIENCE_S):
-                while len(member.owned) < 4:  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
-        await member.end()
-        assert member.errors == []
+async def _own_no_partition_at_once(nodes: KafkaNodes) -> None:
+    """A Kafka member, which is connected to the node of the group, and a WebSocket member by way of another one."""
+    await nodes.create("mixed", 4)
+    member = Consuming(nodes.bootstrap, "mixed", "mixed")
+    await _owns_all(member)
+    owner = await nodes.owner_of("mixed")
+    asked = next(name for name in nodes.addresses if name != owner)
+    url = f"{nodes.servers[asked].url}/ws/v1/consume?topic=mixed&group=mixed&mode=stream"
+    async with nodes._http.ws_connect(url) as socket:
+        await _shared(member, socket)
+    await _owns_all(member)
+    await member.end()
+    assert member.errors == []
+
+
+async def _owns_all(member: Consuming) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while len(member.owned) < 4:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
 
 
 async def _shared(member: Consuming, socket: aiohttp.ClientWebSocketResponse) -> None:

@@ -13,8 +13,10 @@ from typing import NamedTuple
 
 from gateway.api.read import Consumer, Tail
 from gateway.api.tasks import is_set_within, when_set
+from gateway.brokers.base import BrokerUnreachable
 from gateway.codec.filters import TagFilter
 from gateway.groups.machines.strategies.base import Partition
+from gateway.routing.patience import AGAIN_S
 from gateway.settings.limits import Limits
 from gateway.surfaces.rest_v2.instances.gathering import Gathering, Reserve
 from gateway.surfaces.rest_v2.instances.instance import Instance
@@ -73,16 +75,31 @@ class Poller:
         gathering = self._gathering(instance.settings, poll, reserve)
         wanted_bytes = min(instance.settings.fetch_min_bytes, gathering.bytes_max)
         ends: dict[Partition, int] = {}  # of the partitions, when they were last read
+        away: dict[Partition, BrokerUnreachable] = {}
         deadline_s = self._monotonic_s() + _timeout_ms(poll, instance.settings, self._limits) / 1000
         while True:
             for number, topic_partition in enumerate(instance.reading_order()):
                 await turn_of_others(number)
-                while not gathering.is_full and not await self._gather_from(instance, topic_partition, gathering, ends):
-                    pass
+                try:
+                    while not gathering.is_full and not await self._gather_from(
+                        instance, topic_partition, gathering, ends
+                    ):
+                        pass
+                except BrokerUnreachable as error:  # its node restarts: the others go on
+                    away[topic_partition] = error
+                    ends.pop(topic_partition, None)
+                else:
+                    away.pop(topic_partition, None)
             if gathering.is_full or (gathering.count and gathering.size_bytes >= wanted_bytes):
                 return gathering
             tails = [Tail(one.topic, one.partition, ends[one]) for one in instance.reading_order() if one in ends]
-            if not await self._woken(tails, deadline_s, stirred, must_stop):
+            look_s = self._monotonic_s() + AGAIN_S if away else deadline_s
+            if not await self._woken(tails, min(look_s, deadline_s), stirred, must_stop):
+                if look_s < deadline_s and not must_stop():
+                    continue
+                for first in away.values():
+                    if not gathering.count:
+                        raise first
                 return gathering
             if stirred.is_set():
                 stirred.clear()

@@ -21,9 +21,11 @@ from gateway.settings.kafka import KafkaListener
 from gateway.surfaces.http.answer_memory import Allowance
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.kafka import errors, group_requests, metadata, offsets, records, topics
+from gateway.surfaces.kafka.fetch import read_fetch
 from gateway.surfaces.kafka.frames import read_header
 from gateway.surfaces.kafka.groups import KafkaGroups
 from gateway.surfaces.kafka.nodes import Node, Place, Places, coordinator_of, is_elsewhere, nodes_of, refusal
+from gateway.surfaces.kafka.produce import read_produce
 from gateway.surfaces.kafka.records import Producing
 from gateway.surfaces.kafka.schema import Message, decode, encode
 from gateway.surfaces.kafka.service import Handler
@@ -196,7 +198,8 @@ async def produced(session: Session, partition: int) -> int:
         answer.append(b"".join(map(bytes, buffers or ())))
         done.set()
 
-    Producing(session, read_header(frame), frame, made).begin()
+    header = read_header(frame)
+    Producing(session, header.version, read_produce(frame, header.at, header.version), made).begin()
     await done.wait()
     (topic,) = oracle.message("ProduceResponse", 8, answer[0]).responses
     return int(topic.partition_responses[partition].error_code)
@@ -206,7 +209,9 @@ async def fetched(session: Session, partition: int) -> int:
     frame = memoryview(asking.fetch("orders", 2))[4:]
     gateway = session.gateway
     allowance = Allowance(gateway.stats.answers, session.payer, gateway.limits.answering_bytes_max)
-    answer = b"".join(map(bytes, await records.fetch(session, read_header(frame), frame, allowance)))
+    header = read_header(frame)
+    request = read_fetch(frame, header.at, header.version)
+    answer = b"".join(map(bytes, await records.fetch(session, header.version, request, allowance)))
     (topic,) = oracle.message("FetchResponse", 4, answer).responses
     return int(topic.partitions[partition].error_code)
 

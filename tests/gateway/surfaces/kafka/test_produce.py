@@ -37,7 +37,7 @@ def produce_request(version: int) -> bytes:
     return oracle.encoded(made, version)
 
 
-def fetch_request(version: int) -> bytes:
+def fetch_request(version: int, session_id: int = 0) -> bytes:
     """A Fetch request of one partition, without its header."""
     request: Any = theirs_consumer.FetchRequest
     partition = request.FetchTopic.FetchPartition(
@@ -46,8 +46,8 @@ def fetch_request(version: int) -> bytes:
     )  # fmt: skip
     topic = request.FetchTopic(version=version, topic="orders", partitions=[partition])
     made = request(
-        version=version, replica_id=-1, max_wait_ms=500, min_bytes=1, max_bytes=2000, isolation_level=0, session_id=0,
-        session_epoch=-1, topics=[topic], forgotten_topics_data=[], rack_id="",
+        version=version, replica_id=-1, max_wait_ms=500, min_bytes=1, max_bytes=2000, isolation_level=0,
+        session_id=session_id, session_epoch=-1, topics=[topic], forgotten_topics_data=[], rack_id="",
     )  # fmt: skip
     return oracle.encoded(made, version)
 

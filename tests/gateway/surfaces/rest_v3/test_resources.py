@@ -8,7 +8,9 @@ from dataclasses import replace
 import orjson
 import pytest
 from aiohttp.test_utils import TestServer
+from yarl import URL
 
+from gateway.api.shapes.queries import LIST_ROWS_MAX
 from gateway.api.shapes.v3 import ENTRIES_MAX, ENTRY_ID_CHARS_MAX
 from gateway.codec.records import ProduceRecord
 from gateway.groups.machines.subscription import Subscription
@@ -128,6 +130,23 @@ async def test_lists(client: Client, path: str, kind: str, count: int) -> None:
     assert isinstance(rows, list)
     assert (page["kind"], len(rows)) == (kind, count)
     assert all(row["cluster_id"] == "c1" and row["metadata"]["self"] for row in rows)
+
+
+async def test_topics_come_in_pages_of_which_each_names_the_next(client: Client) -> None:
+    for name in ("a", "b", "c", "d"):
+        assert (await client.post("/v3/clusters/c1/topics", json={"topic_name": name})).status == 201
+    path, names = "/v3/clusters/c1/topics?page_size=2", list[list[str]]()
+    while path:
+        page = await get(client, path)
+        assert isinstance(page["data"], list)
+        assert isinstance(page["metadata"], dict)
+        names.append([row["topic_name"] for row in page["data"]])
+        path = "" if page["metadata"]["next"] is None else URL(page["metadata"]["next"]).path_qs
+    assert names == [["a", "b"], ["c", "d"], ["orders"]]
+    assert len((await get(client, "/v3/clusters/c1/topics"))["data"]) == 5  # type: ignore[arg-type]
+    for size, code in ((LIST_ROWS_MAX, 200), (LIST_ROWS_MAX + 1, 422), (0, 422)):
+        await get(client, f"/v3/clusters/c1/topics?page_size={size}", code)
+    await get(client, "/v3/clusters/c1/topics?page_token=none", 400)
 
 
 @pytest.mark.parametrize(

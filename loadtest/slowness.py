@@ -1,6 +1,6 @@
-"""How slow this machine is at this moment, beside the one that the limits of turns are meant for.
+"""How slow this machine is at this moment, beside the one that limits of CPU time are meant for.
 
-Where cores are slower, or are shared with other tests (caches, hyper-threads, a host's other guests), the same turn
+Where cores are slower, or are shared with other tests (caches, hyper-threads, a host's other guests), the same work
 takes more CPU time. A fixed computation in the same process, right before and after a case, is slower by about as much.
 """
 

@@ -1,11 +1,11 @@
-"""loadtest/turns/slowness.py: limits are loosened by how slow the machine is, and never tightened."""
+"""loadtest/slowness.py: limits are loosened by how slow the machine is, and never tightened."""
 
 from __future__ import annotations
 
 import pytest
 
-from loadtest.turns import slowness
-from loadtest.turns.slowness import REFERENCE_MS, reference
+from loadtest import slowness
+from loadtest.slowness import REFERENCE_MS, reference
 
 
 @pytest.mark.parametrize(
