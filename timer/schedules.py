@@ -126,10 +126,12 @@ class DuePosition(NamedTuple):
 
 
 class DuePage(NamedTuple):
-    """Schedules, the first due first, and the position of the last one that was looked at (None: the end)."""
+    """Schedules, the first due first, the position of the last one that was looked at (None: the end), and the position
+    of each."""
 
     schedules: list[Schedule]
     next_after: DuePosition | None
+    positions: list[DuePosition]
 
 
 class Census(NamedTuple):
@@ -153,6 +155,8 @@ class Page(NamedTuple):
 
     schedules: list[Schedule]
     next_cursor: int | None
+    positions: list[int]
+    """Of each: the cursor of a page that begins with it."""
 
 
 class _Window(NamedTuple):
@@ -252,10 +256,10 @@ class Schedules:
         left_bytes = PAGE_BYTES_MAX
         for position in positions:
             if left_bytes <= 0:
-                return Page(schedules, position)
+                return Page(schedules, position, positions[: len(schedules)])
             schedules.append(await self.read(position, is_one_of_many=True))
             left_bytes -= schedules[-1].size_bytes
-        return Page(schedules, next_cursor)
+        return Page(schedules, next_cursor, positions)
 
     async def positions(
         self, query: Query, *, cursor: int = 0, limit: int, waits: bool = True
@@ -290,6 +294,7 @@ class Schedules:
         Raises what the log raises."""
         after = after or DuePosition(-1, -1)
         schedules: list[Schedule] = []
+        stand_at: list[DuePosition] = []
         left_bytes, left_read_bytes = PAGE_BYTES_MAX, KEY_BYTES_PER_PAGE_MAX
         for _ in range(DUE_WINDOWS_PER_PAGE):
             async with self._searching:  # who asks meanwhile for what follows finds it ready
@@ -302,7 +307,7 @@ class Schedules:
                 if (number - begin) % limit == 0:
                     await self._read_ahead(position for _, position in positions[number : number + limit])
                 if len(schedules) == limit or left_bytes <= 0 or left_read_bytes <= 0:
-                    return DuePage(schedules, after)
+                    return DuePage(schedules, after, stand_at)
                 after = positions[number]
                 unit = self._state.timer_log.read(after.position)
                 if self._state.standing_of(unit) is not Standing.PENDING:
@@ -311,11 +316,12 @@ class Schedules:
                 left_read_bytes -= schedule.size_bytes
                 if query.keys is None or schedule.record.record.key in query.keys:
                     schedules.append(schedule)
+                    stand_at.append(after)
                     left_bytes -= schedule.size_bytes
             if window.until is None:
-                return DuePage(schedules, None)
+                return DuePage(schedules, None, stand_at)
             after = window.until
-        return DuePage(schedules, after)
+        return DuePage(schedules, after, stand_at)
 
     async def _read_ahead(self, positions: Iterable[int]) -> None:
         """Have the records of units at hand for `read`: each entry is read once, many in one go."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from gateway.cluster.mover import Step
 from gateway.routing.base import Routes
@@ -127,6 +127,12 @@ class Cluster(Protocol):
         return; it does so by itself. Raises UnknownBroker, Unavailable."""
         ...
 
+    async def ask_all(
+        self, operation: str, head: Mapping[str, object]
+    ) -> tuple[Mapping[str, Mapping[str, Any]], Sequence[str]]:
+        """What each other node answers to an operation between nodes, and the nodes that do not."""
+        ...
+
     def owner(self, kind: str, name: str) -> str | None:
         """The node to which a name of a kind (GROUPS, RECURRING) belongs; None: to none."""
         ...
@@ -135,6 +141,9 @@ class Cluster(Protocol):
         """Likewise; to this node from now on, if it belonged to none. Raises Unavailable."""
         ...
 
+
+FIGURES = "topic_figures"
+"""The operation between nodes that asks what one has of topics (gateway/api/topic_figures.py)."""
 
 GROUPS, RECURRING = "groups", "recurring"
 

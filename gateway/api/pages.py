@@ -72,7 +72,7 @@ def page_of(
         first = _behind(ordered, key, after, order)
     found = ordered[first : first + limit]
     is_last = first + limit >= len(ordered)
-    next_cursor = None if is_last or not found else _write(sort, order, key(found[-1]))
+    next_cursor = None if is_last or not found else cursor_of(sort, order, key(found[-1]))
     return Page(found, next_cursor, len(ordered))
 
 
@@ -104,7 +104,8 @@ def _behind(ordered: Sequence[Row], key: Callable[[Row], SortKey], after: SortKe
     return low
 
 
-def _write(sort: str, order: Order, key: SortKey) -> str:
+def cursor_of(sort: str, order: Order, key: SortKey) -> str:
+    """The cursor of the row with this key in a list of this order."""
     return write_cursor([sort, order, *key])
 
 

@@ -42,6 +42,10 @@ def serve(
     node: Annotated[
         str | None, typer.Option(help="Be one of several nodes, under this name; with --etcd and --secret-file.")
     ] = None,
+    join: Annotated[
+        bool,
+        typer.Option("--join", help="Serve a cluster without a store: no --data; with --etcd and --secret-file."),
+    ] = False,
     etcd: Annotated[
         list[str] | None,
         typer.Option(help="Where the nodes keep what they agree on: http://host:2379; may be given again."),
@@ -77,6 +81,7 @@ def serve(
       mq serve --data ./data --workers 4
       mq serve --data ./data --auth --host 0.0.0.0
       mq serve --data ./data --node n1 --etcd http://127.0.0.1:2379 --secret-file secret
+      mq serve --join --etcd http://127.0.0.1:2379 --secret-file secret
       MQ_DATA=/var/lib/mq mq serve --config /etc/mq.toml
     """
     # Here, not at the top: a client command need not load the server.
@@ -97,6 +102,7 @@ def serve(
         "store.acks": acks,
         "workers": workers,
         "cluster.node": node,
+        "cluster.join": join or None,
         "cluster.etcd": tuple(etcd) if etcd else None,
         "cluster.secret_file": secret_file,
         "cluster.internal_port": internal_port,
@@ -121,7 +127,8 @@ def serve(
     except StoreError as error:
         raise CliError(f"cannot serve {settings.data}: {error}") from error
     except OSError as error:
-        raise CliError(f"cannot serve {settings.data} on {settings.host}:{settings.port}: {error}") from error
+        what = "" if settings.cluster.join else f" {settings.data}"
+        raise CliError(f"cannot serve{what} on {settings.host}:{settings.port}: {error}") from error
 
 
 def _announce(url: str) -> None:

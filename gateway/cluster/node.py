@@ -19,10 +19,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from dataclasses import replace
-from typing import Unpack
+from typing import Any, Protocol, Unpack
 
 import orjson
 
@@ -30,6 +30,7 @@ from gateway.brokers.base import Broker
 from gateway.cluster.follower import ChainFollower
 from gateway.cluster.members import (
     BROKERS,
+    CLUSTER,
     FORMAT_UNSAID,
     FORMATS,
     NODES,
@@ -57,6 +58,7 @@ from gateway.cluster.metadata import (
 from gateway.cluster.mover import PARTITIONS, Known, Move, MoveConflict, Mover, StillThere, UnknownBroker
 from gateway.cluster.peer import PeerBroker
 from gateway.cluster.peer_auth import Secret
+from gateway.cluster.peer_wire import Head
 from gateway.cluster.topics import (
     COUNTERS,
     TOPICS,
@@ -73,8 +75,8 @@ from gateway.cluster.topics import (
 )
 from gateway.routing.base import UnknownPartition
 from gateway.routing.table import RouteTable, Segment
-from store import Store
 from store.clock import Clock
+from store.config import StoreConfig
 from store.data_format import VERSION as DATA_VERSION
 from store.errors import StoreError, UnknownQueue
 from store.topics import FIRST_USER_TOPIC_ID, Topic, TopicChoices, check_config
@@ -87,6 +89,9 @@ log = logging.getLogger(__name__)
 TELL_TIMEOUT_S = 1.0
 """How long whoever changed a topic waits for another node to look at it."""
 
+ASK_TIMEOUT_S = 5.0
+"""How long another node may take to answer for a list."""
+
 LOOK_INTERVAL_S = 1.0
 FINISH_AFTER_S = 5.0
 """How long a move may take before another node takes it up. One takes milliseconds."""
@@ -98,17 +103,50 @@ TRIES_MAX = 5
 RETRY_S = 1.0
 
 
+class KeptTopics(Protocol):
+    """The topics that a process has itself: a store, or, in a gateway without one, `TopicsInMemory`."""
+
+    @property
+    def config(self) -> StoreConfig:
+        """How long records are kept at most."""
+        ...
+
+    @property
+    def next_topic_id(self) -> int:
+        """See `Store.next_topic_id`."""
+        ...
+
+    def topics(self) -> Sequence[Topic]:
+        """See `Store.topics`."""
+        ...
+
+    def topic(self, name: str) -> Topic:
+        """See `Store.topic`."""
+        ...
+
+    async def put_topic(self, wanted: Topic) -> Topic:
+        """See `Store.put_topic`."""
+        ...
+
+    async def delete_topic(self, name: str) -> Topic:
+        """See `Store.delete_topic`."""
+        ...
+
+
 class ClusterNode:
     """See the module. `begin`, then `run` until cancelled; `close` at the end. `on_topics` is called after topics came,
-    changed or went."""
+    changed or went.
+
+    A gateway without a store has one of these too, which only follows (`follow`): without a broker of its own, or, in a
+    worker of a node, with that node's under that node's name."""
 
     def __init__(
         self,
         name: str,
         metadata: Metadata,
-        broker: Broker,
+        broker: Broker | None,
         secret: Secret,
-        store: Store,
+        store: KeptTopics,
         routes: RouteTable,
         clock: Clock,
         *,
@@ -131,6 +169,7 @@ class ClusterNode:
         self._topic_revisions: dict[str, int] = {}  # deleted ones too, until the watch tells of it
         self._turn = asyncio.Lock()  # of what changes topics here
         self._owners: dict[str, str] = {}
+        self._owner_revisions: dict[str, int] = {}  # of what this node changed itself, until the watch tells of it
         self._nodes: dict[str, int] = {}  # those that are there, and the data formats they know
         self._formats: dict[str, int] = {}  # that they knew when they were last there
         self._seen_revision = 0
@@ -141,11 +180,19 @@ class ClusterNode:
         self.take_group: Callable[[str, bytes, int, int], Awaitable[bool]] = _no_groups
         """Takes a group that leaves another node; see `PeerBroker.take_group`. Set when there are groups here."""
 
+        self.answers: dict[str, Callable[[Head], Awaitable[Head]]] = {}
+        """What this node answers others beside a broker's operations (`ask_all`), by operation."""
+
         self.members: dict[str, Member] = {}
         """All brokers of the cluster, by name."""
 
         self.blocked: str | None = None
         """Why this node could not move something the last time (gateway/cluster/balancer.py)."""
+
+    async def find_cluster(self) -> str | None:
+        """The id of the cluster that the metadata is of; None: no node has made one. Raises Unavailable."""
+        found = await self._metadata.get(CLUSTER)
+        return None if found is None else found.data.decode()
 
     # ---- following -------------------------------------------------------------------------------------------------
 
@@ -157,14 +204,15 @@ class ClusterNode:
     async def run(self) -> None:
         """Follow, and look after what was left half way, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._follow(), name="cluster")
+            tasks.create_task(self.follow(), name="cluster")
             tasks.create_task(self._look_after(), name="moves")
 
     async def close(self) -> None:
         """Leave the other nodes' brokers."""
         await self._opened.aclose()
 
-    async def _follow(self) -> None:
+    async def follow(self) -> None:
+        """Follow until cancelled."""
         while True:
             try:
                 async with aclosing(self._metadata.watch("")) as watch:
@@ -181,7 +229,10 @@ class ClusterNode:
         if isinstance(seen, Listing):
             async with self._turn:  # no topic is half made then
                 self._check_known(seen)
-            self._owners = {key: _node_of(value.data) for key, value in seen.values.items() if key.startswith(OWNERS)}
+            for key in [key for key in self._owners if key not in values]:
+                self._see_owner(key, None, seen.revision)
+            newer = {key: own for key, own in self._owner_revisions.items() if own > seen.revision}
+            self._owner_revisions = newer
             self._nodes = {}
             self._formats = {}
         for key, value in values.items():
@@ -195,10 +246,7 @@ class ClusterNode:
                 else:
                     known[name] = format_in(value.data)
             elif key.startswith(OWNERS):
-                if value is None:
-                    self._owners.pop(key, None)
-                else:
-                    self._owners[key] = _node_of(value.data)
+                self._see_owner(key, value, seen.revision)
         self._see_formats()
         self._follower.see(seen)
         async with self._turn:
@@ -222,6 +270,18 @@ class ClusterNode:
             if topic.topic_id >= FIRST_USER_TOPIC_ID and revisions.get(topic.name, -1) <= seen.revision
         ]
         check_known(seen, self.cluster_id, seen_revision=self._seen_revision, topic_ids=topic_ids)
+
+    def _see_owner(self, key: str, value: Value | None, revision: int) -> None:
+        """Apply what the watch tells of an owner's key, unless this node has changed it since."""
+        revision = revision if value is None else value.revision
+        if (own := self._owner_revisions.get(key)) is not None:
+            if revision < own:
+                return
+            del self._owner_revisions[key]
+        if value is None:
+            self._owners.pop(key, None)
+        else:
+            self._owners[key] = _node_of(value.data)
 
     async def _see_broker(self, name: str, value: Value) -> None:
         try:
@@ -299,7 +359,7 @@ class ClusterNode:
 
     def broker_named(self, name: str) -> Broker:
         """A broker of the cluster. Raises UnknownBroker."""
-        if name == self.name:
+        if name == self.name and self._own is not None:
             return self._own
         return self.peer(name)
 
@@ -308,6 +368,30 @@ class ClusterNode:
         if (peer := self._peers.get(name)) is None:
             raise UnknownBroker(f"there is no broker {name} in this cluster")
         return peer
+
+    async def ask_all(
+        self, operation: str, head: Mapping[str, object]
+    ) -> tuple[Mapping[str, Mapping[str, Any]], Sequence[str]]:
+        """What each other node answers to an operation of `answers`, and the nodes that do not."""
+        names = sorted(self._peers)
+        found = await asyncio.gather(*[self._asked(name, operation, head) for name in names])
+        answers = {name: answer for name, answer in zip(names, found, strict=True) if answer is not None}
+        return answers, [name for name in names if name not in answers]
+
+    async def _asked(self, name: str, operation: str, head: Mapping[str, object]) -> Mapping[str, Any] | None:
+        if self.is_there(name):
+            try:
+                async with asyncio.timeout(ASK_TIMEOUT_S):
+                    return await self._peers[name].ask("ask", {"what": operation, **head})
+            except (StoreError, TimeoutError) as error:
+                log.warning("node does not answer node=%s operation=%s error=%r", name, operation, error)
+        return None
+
+    async def answer(self, head: Head) -> Head:
+        """Answer another node. Raises UnknownQueue for what is not known here."""
+        if (answer := self.answers.get(str(head["what"]))) is None:
+            raise UnknownQueue(f"this node does not know the operation {head['what']}")
+        return await answer(head)
 
     def is_there(self, name: str) -> bool:
         """Whether a node's session says that it is there; of this one it is certain."""
@@ -635,8 +719,17 @@ class ClusterNode:
         found = await self._metadata.get(key)
         if found is None:
             return None, ABSENT
-        self._owners[key] = _node_of(found.data)
+        self._note_owner(key, _node_of(found.data), found.revision)
         return self._owners[key], found.revision
+
+    def _note_owner(self, key: str, node: str | None, revision: int) -> None:
+        """Apply what this node has read or written itself: the watch may be behind."""
+        if revision > self._seen_revision:
+            self._owner_revisions[key] = revision
+        if node is None:
+            self._owners.pop(key, None)
+        else:
+            self._owners[key] = node
 
     async def own(self, kind: str, name: str, revision: int) -> bool:
         """Have a name belong to this node from now on, if that was not written since a revision; also when it was
@@ -647,8 +740,8 @@ class ClusterNode:
         is_unknown = False
         while True:
             try:
-                if await self._metadata.compare_and_set({key: revision}, {key: data}) is not None:
-                    self._owners[key] = self.name
+                if (written := await self._metadata.compare_and_set({key: revision}, {key: data})) is not None:
+                    self._note_owner(key, self.name, written)
                     return True
             except OutcomeUnknown:
                 is_unknown = True
@@ -663,6 +756,31 @@ class ClusterNode:
                     return owner == self.name
             await asyncio.sleep(RETRY_S)
 
+    async def disown(self, kind: str, name: str, revision: int) -> None:
+        """Have a name belong to none, if it was this node's at a revision and nobody has written that since. Nothing
+        of it may be in use here, nor come into use before the return. The outcome is certain, however long that takes.
+        Raises Unavailable: nothing was changed."""
+        key = _owner_key(kind, name)
+        is_unknown = False
+        while True:
+            try:
+                if (written := await self._metadata.compare_and_set({key: revision}, {key: None})) is not None:
+                    self._note_owner(key, None, written)
+                    return
+            except OutcomeUnknown:
+                is_unknown = True
+            except Unavailable:
+                if not is_unknown:
+                    raise
+            with suppress(Unavailable):
+                owner, now = await self.owner_now(kind, name)
+                if owner is None:
+                    self._note_owner(key, None, revision + 1)
+                    return
+                if now != revision:
+                    return
+            await asyncio.sleep(RETRY_S)
+
     def note_owner(self, kind: str, name: str, node: str) -> None:
         """A name belongs to another node from now on, as that node has said."""
         self._owners[_owner_key(kind, name)] = node
@@ -673,11 +791,12 @@ class ClusterNode:
         key = _owner_key(kind, name)
         while (owner := self._owners.get(key)) is None:
             with suppress(OutcomeUnknown):
-                if await self._metadata.compare_and_set({key: ABSENT}, {key: orjson.dumps({"node": self.name})}):
-                    self._owners[key] = self.name
+                made = await self._metadata.compare_and_set({key: ABSENT}, {key: orjson.dumps({"node": self.name})})
+                if made is not None:
+                    self._note_owner(key, self.name, made)
                     continue
             if (found := await self._metadata.get(key)) is not None:
-                self._owners[key] = _node_of(found.data)
+                self._note_owner(key, _node_of(found.data), found.revision)
         return owner
 
 

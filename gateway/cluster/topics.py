@@ -10,6 +10,8 @@ One metadata key a topic (`topics/<name>`), JSON:
 
 and one key for all numbers that are given out once (`counters`): {"topic_id": 18, "broker": 2}, the next of each.
 A partition that has moved has a record of its own (record.py); its home then says where its first segment was.
+
+`TopicsInMemory` keeps them for gateways without a store.
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ from typing import Any
 
 import orjson
 
-from store.topics import KeyForm, Topic, TopicConfig, TopicTable
+from store.config import StoreConfig
+from store.errors import UnknownQueue
+from store.topics import FIRST_USER_TOPIC_ID, KeyForm, Topic, TopicConfig, TopicTable
 
 TOPICS = "topics/"
 COUNTERS = "counters"
@@ -48,6 +52,40 @@ class Counters:
 
     topic_id: int
     broker: int = 0
+
+
+class TopicsInMemory:
+    """Topics as a store keeps them, of a gateway that has none: gone when its process ends."""
+
+    def __init__(self, config: StoreConfig) -> None:
+        self.config = config
+        self._topics: dict[str, Topic] = {}
+
+    @property
+    def next_topic_id(self) -> int:
+        """See `Store.next_topic_id`."""
+        return max((topic.topic_id + 1 for topic in self._topics.values()), default=FIRST_USER_TOPIC_ID)
+
+    def topics(self) -> Sequence[Topic]:
+        """See `Store.topics`."""
+        return list(self._topics.values())
+
+    def topic(self, name: str) -> Topic:
+        """See `Store.topic`."""
+        if (topic := self._topics.get(name)) is None:
+            raise UnknownQueue(f"topic {name} does not exist")
+        return topic
+
+    async def put_topic(self, wanted: Topic) -> Topic:
+        """See `Store.put_topic`."""
+        self._topics[wanted.name] = wanted
+        return wanted
+
+    async def delete_topic(self, name: str) -> Topic:
+        """See `Store.delete_topic`."""
+        topic = self.topic(name)
+        del self._topics[name]
+        return topic
 
 
 def key_of_topic(name: str) -> str:

@@ -1,4 +1,5 @@
-"""Schedule ids in a cluster carry their node: `n1.sAAAB…`. Of a server that is alone they have no such beginning."""
+"""Ids of what a node has carry the node: of schedules (`n1.sAAAB…`), connections, sessions. Of a server that is alone
+they have no such beginning."""
 
 from __future__ import annotations
 

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from aiohttp import web
 
+from gateway.api.cluster import FIGURES
+from gateway.api.topic_figures import Row as FigureRow
 from gateway.api.topic_figures import TopicFigures
 from gateway.main.routes import ROUTES
 from gateway.surfaces.http.application import application_of
@@ -21,7 +23,20 @@ def build_application(gateway: Gateway, rows: Sequence[Row] = ROUTES) -> web.App
     """The application of one gateway. Raises ValueError for an illegal route table."""
     application = application_of(gateway, rows)
     application[DOCUMENTS] = Documents(gateway, rows)
-    application[TOPIC_FIGURES] = TopicFigures(gateway.consumer, gateway.figures)
+    application[TOPIC_FIGURES] = _figures_of(gateway)
     install_sockets(application, gateway)
     application[SESSIONS_ADMIN] = application[SESSIONS]
     return application
+
+
+def _figures_of(gateway: Gateway) -> TopicFigures:
+    cluster, routes = gateway.cluster, gateway.routes_table
+    (own,) = gateway.admin.brokers()
+    if cluster is None:
+        return TopicFigures(routes, gateway.figures, own=own)
+
+    async def others(topic_ids: Sequence[int] | None) -> tuple[Sequence[Sequence[FigureRow]], Sequence[str]]:
+        answers, missing = await cluster.ask_all(FIGURES, {"topics": topic_ids})
+        return [answer["rows"] for answer in answers.values()], missing
+
+    return TopicFigures(routes, gateway.figures, own=own, others=others)

@@ -11,18 +11,21 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 
+from gateway.brokers.base import Broker
 from gateway.cluster.etcd import EtcdConfig, EtcdMetadata
 from gateway.cluster.members import CannotJoin, Member, check_node_name, join
 from gateway.cluster.metadata import Unavailable
 from gateway.cluster.node import ClusterNode
 from gateway.cluster.peer_auth import Secret
+from gateway.cluster.topics import TopicsInMemory
 from gateway.groups.coordinator.service import Coordinator
 from gateway.main.admin import LocalAdmin
-from gateway.main.group_moves import OwnGroups
+from gateway.main.group_moves import GroupMoves, OwnGroups
 from gateway.main.identity import cluster_id
 from gateway.main.listener import address_of, listening_to_nodes, url_of
 from gateway.main.secret_files import kept_fresh, secret_in, secret_of
 from gateway.main.tls import ServerTls
+from gateway.routing.table import RouteTable
 from gateway.settings.cluster import ClusterConfig
 from gateway.settings.config import ConfigError, GatewayConfig
 from gateway.surfaces.http.context import Gateway
@@ -38,11 +41,11 @@ RETRY_S = 1.0
 
 
 def checked(config: ClusterConfig) -> tuple[Secret, EtcdConfig]:
-    """What a node needs to know the others and etcd by. Raises ConfigError."""
-    assert config.node is not None
+    """What a node, or a gateway, needs to know the nodes and etcd by. Raises ConfigError."""
     assert config.secret_file is not None
     try:
-        check_node_name(config.node)
+        if config.node is not None:
+            check_node_name(config.node)
         secret = secret_of(config)
         password = "" if config.etcd_password_file is None else secret_in(config.etcd_password_file).decode()
         tls = ssl.create_default_context(cafile=config.etcd_ca_file) if config.etcd_ca_file is not None else None
@@ -112,6 +115,7 @@ async def clustered(
             know=node.know,
             look_at=node.look_at,
             take_group=lambda *group: node.take_group(*group),
+            more={"ask": node.answer},
         )
         try:
             async with (
@@ -130,6 +134,43 @@ async def clustered(
             await node.close()
 
 
-def belonging(gateway: Gateway, groups: Coordinator, node: ClusterNode) -> Gateway:
+@asynccontextmanager
+async def following(
+    config: GatewayConfig, routes: RouteTable, clock: Clock, *, name: str, broker: Broker | None, cluster: str
+) -> AsyncIterator[ClusterNode]:
+    """What a gateway without a store knows of its cluster while the block runs: nothing yet. `name` and `broker`: of
+    the node whose worker it is. `cluster`: its id; empty: set it before `begin`. Raises ConfigError."""
+    secret, etcd = checked(config.cluster)
+    async with EtcdMetadata(etcd) as metadata, kept_fresh(config.cluster, secret, metadata, etcd):
+        kept = TopicsInMemory(config.store)
+        node = ClusterNode(name, metadata, broker, secret, kept, routes, clock, on_topics=lambda: None)
+        node.cluster_id = cluster
+        routes.refresh_by = node.refresh
+        try:
+            yield node
+        finally:
+            await node.close()
+
+
+async def known(node: ClusterNode, progress: RecoveryProgress, stopping: asyncio.Event) -> None:
+    """Have a gateway know its cluster; wait for etcd, and for the first node, until `stopping`. Raises CannotJoin
+    then."""
+    while True:
+        try:
+            if (cluster := await node.find_cluster()) is not None:
+                node.cluster_id = cluster
+                await node.begin()
+                return
+            progress.waits_for = "the first node of the cluster"
+            log.warning("waiting for the first node of the cluster")
+        except Unavailable as error:
+            progress.waits_for = "etcd"
+            log.warning("waiting for etcd error=%s", error)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(stopping.wait(), RETRY_S)
+            raise CannotJoin(f"stopped while it waited for {progress.waits_for}")
+
+
+def belonging(gateway: Gateway, groups: Coordinator, node: ClusterNode, moves: GroupMoves) -> Gateway:
     """The gateway as that of a node: it uses no groups but its own."""
-    return replace(gateway, cluster_id=node.cluster_id, cluster=node, groups=OwnGroups(groups, node))
+    return replace(gateway, cluster_id=node.cluster_id, cluster=node, groups=OwnGroups(groups, node, moves.release))

@@ -6,8 +6,10 @@ metadata says (gateway/cluster/node.py).
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
@@ -18,7 +20,7 @@ from gateway.cluster.mover import UnknownBroker
 from gateway.cluster.node import ClusterNode
 from gateway.groups.coordinator.handover import Moved
 from gateway.groups.coordinator.service import Coordinator
-from gateway.groups.machines.errors import GroupElsewhere, GroupError
+from gateway.groups.machines.errors import GroupElsewhere, GroupError, GroupUnowned
 from gateway.groups.machines.membership import Share
 from gateway.groups.protocol import MemberKey
 from store.errors import Overloaded, StoreError
@@ -33,19 +35,52 @@ GIVE_ERRORS = (GroupError, StoreError, MetadataError, UnknownBroker)
 """What `GroupMoves.give` raises when a group stays where it is."""
 
 
+RELEASE_INTERVAL_S = 60.0
+"""How often names are tried again that could not be let go of."""
+
+
 class GroupMoves:
-    """The groups of a node of a cluster. `begin` before they are used, then `forget_others` once they are written."""
+    """The groups of a node of a cluster. `begin` before they are used, then `run` once they are written."""
 
     def __init__(self, groups: Coordinator, node: ClusterNode) -> None:
         self._groups = groups
         self._node = node
+        self._unused: set[str] = set()  # names of groups that were deleted, and are this node's still
 
     async def begin(self) -> None:
         """Own the groups that are here and have no owner. Raises Unavailable."""
         for name in self._groups.names():
             await self._node.claim(GROUPS, name)
-        self._groups.belonging.elsewhere = self._elsewhere
+        belonging, own = self._groups.belonging, self._node.name
+        belonging.elsewhere = self._elsewhere
+        belonging.is_owned = lambda group: self._node.owner(GROUPS, group) == own
+        self._unused = set(self._node.owned(GROUPS, own)).difference(self._groups.names())
         self._node.take_group = self._take
+
+    async def run(self) -> None:
+        """Forget what is other nodes', and let go of names that are in use no more, until cancelled."""
+        await self.forget_others()
+        while True:
+            for name in sorted(self._unused):
+                await self.release(name)
+            await asyncio.sleep(RELEASE_INTERVAL_S)
+
+    async def release(self, group: str) -> None:
+        """Have a group that is not here any more be no node's, so that the metadata forgets it and any node may begin
+        one of that name. When that cannot be done now, it is tried again. It happens under all turns of the group: who
+        begins it anew meanwhile waits, then meets GroupUnowned, and makes it this node's first."""
+        node = self._node
+        self._unused.add(group)
+        try:
+            async with self._groups.handover.leaving(group) as moved:
+                if not moved.events:
+                    owner, revision = await node.owner_now(GROUPS, group)
+                    if owner == node.name:
+                        await node.disown(GROUPS, group, revision)
+        except (MetadataError, StoreError, GroupError) as error:
+            log.info("name of a deleted group is kept for now group=%s error=%s", group, error)
+        else:
+            self._unused.discard(group)
 
     async def forget_others(self) -> None:
         """Forget the groups that have gone to other nodes, or came half: a crash may have left some. What the store
@@ -109,9 +144,12 @@ class OwnGroups:
     makes it this node's first when it has no owner. Requests that name their group in the path are then sent on
     (surfaces/http/forwarding.py)."""
 
-    def __init__(self, groups: Coordinator, node: ClusterNode) -> None:
+    def __init__(
+        self, groups: Coordinator, node: ClusterNode, release: Callable[[str], Coroutine[Any, Any, None]]
+    ) -> None:
         self._groups = groups
         self._node = node
+        self._release = release
         beginning, using = self._beginning, self._using
 
         # What a group comes into being by, or is first asked by.
@@ -123,7 +161,7 @@ class OwnGroups:
 
         # What is asked about a group, or done to it, after that.
         self.counts, self.lag, self.lag_page = using(groups.counts), using(groups.lag), using(groups.lag_page)
-        self.delete, self.share_changed = using(groups.delete), using(groups.share_changed)
+        self.share_changed = using(groups.share_changed)
         self.release, self.leave, self.assign = using(groups.release), using(groups.leave), using(groups.assign)
         self.forget_offsets, self.redrive = using(groups.forget_offsets), using(groups.redrive)
         self.ack, self.ack_up_to, self.extend = using(groups.ack), using(groups.ack_up_to), using(groups.extend)
@@ -137,6 +175,11 @@ class OwnGroups:
         self.settled_letters = groups.settled_letters
         self.light_offsets = groups.light_offsets  # they are where their partition is
 
+    async def delete(self, group: str) -> None:
+        """See `Groups.delete`. Its name is no node's afterwards."""
+        await self._using(self._groups.delete)(group)
+        await to_its_end(self._release(group))
+
     def heartbeat(self, group: str, member: MemberKey) -> Share:
         """See `Groups.heartbeat`."""
         self._groups.belonging.check(group)
@@ -147,9 +190,11 @@ class OwnGroups:
 
         async def begun(*arguments: P.args, **named: P.kwargs) -> T:
             group = _group_in(arguments, named)
-            if self._node.owner(GROUPS, group) is None:
-                await self._node.claim(GROUPS, group)
-            return await checked(*arguments, **named)
+            while True:
+                if self._node.owner(GROUPS, group) is None:
+                    await self._node.claim(GROUPS, group)
+                with suppress(GroupUnowned):  # it was deleted, and let go of, meanwhile
+                    return await checked(*arguments, **named)
 
         return begun
 

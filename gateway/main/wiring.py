@@ -24,18 +24,22 @@ from dataclasses import replace
 from functools import partial
 from time import monotonic_ns
 
+from gateway.api.cluster import FIGURES
 from gateway.api.figures import Figures
 from gateway.api.producer import Producer
 from gateway.api.read import Consumer
 from gateway.api.recurring import ProducerRouting
+from gateway.api.topic_figures import TopicFigures
 from gateway.api.trail import Trail
 from gateway.auth.administration import AccessFiles
 from gateway.cluster.balancer import Balancer
 from gateway.cluster.members import check_alone
 from gateway.cluster.node import ClusterNode
+from gateway.cluster.peer_wire import Head
 from gateway.codec.texts import TextCache
 from gateway.groups.coordinator.metrics import coordinator_metrics
 from gateway.groups.coordinator.service import Coordinator
+from gateway.main import joined
 from gateway.main.admin import BROKER_NAME, LocalAdmin
 from gateway.main.application import build_application
 from gateway.main.clustering import belonging, checked, clustered
@@ -91,6 +95,8 @@ from gateway.surfaces.kafka.server import serving_kafka
 from gateway.surfaces.native.access import ACCESS_FILES
 from gateway.surfaces.native.recurring import RECURRING
 from gateway.surfaces.native.schedules import SCHEDULES
+from gateway.surfaces.native.topics import TOPIC_FIGURES
+from gateway.surfaces.peer.server import nothing
 from gateway.surfaces.rest_v2.consumers import install_instances
 from gateway.surfaces.rest_v2.instances.service import Instances
 from store import Store
@@ -121,8 +127,10 @@ async def serve(config: GatewayConfig, *, announce: Callable[[str], None]) -> No
         loop.add_signal_handler(number, stop)
     calm_collector()
     share_one_arena()
+    _warn_of_exposure(config)
+    begin = joined.run if config.cluster.join else run
     try:
-        await run(within_handles(config), announce=announce, stopping=stopping)
+        await begin(within_handles(config), announce=announce, stopping=stopping)
     finally:
         for number in signals:
             loop.remove_signal_handler(number)
@@ -143,7 +151,6 @@ async def run(
     clock = clock or SystemClock()
     tls = ServerTls(config.tls) if config.tls.is_on else None
     auth_reloader = AuthReloader(config, clock) if config.auth.enabled else None
-    _warn_of_exposure(config)
     manager = Notifier(os.environ)
     async with AsyncExitStack() as parts:
         parts.enter_context(manager.beating())
@@ -194,7 +201,7 @@ async def run(
             if node is not None:
                 group_moves = GroupMoves(groups, node)
                 await group_moves.begin()
-                gateway = belonging(gateway, groups, node)
+                gateway = belonging(gateway, groups, node, group_moves)
                 forwarder = Forwarder(node, None if tls is None else tls.trusting())
                 parts.push_async_callback(forwarder.close)
                 gateway = replace(gateway, forwarder=forwarder)
@@ -212,6 +219,8 @@ async def run(
         application = build_application(gateway)
         application[SCHEDULES] = timer
         application[RECURRING] = recurring
+        if node is not None:
+            node.answers[FIGURES] = partial(_topic_figures, application[TOPIC_FIGURES])
         if auth_reloader is not None:
             application[ACCESS_FILES] = AccessFiles(config.auth, clock, partial(auth_reloader.reload_told, trail))
         gateway.metrics.register(RecurringCollector(recurring))
@@ -241,7 +250,7 @@ async def run(
                 )
                 running += [
                     tasks.create_task(node.run(), name="cluster"),
-                    tasks.create_task(group_moves.forget_others(), name="groups of others"),
+                    tasks.create_task(group_moves.run(), name="groups of others"),
                     tasks.create_task(balancer.run(), name="balance"),
                 ]
             limiter = ConnectionLimiter(config.limits, gateway.stats, clock.now_ms)
@@ -249,7 +258,8 @@ async def run(
             if config.workers:
                 workers = Workers(gateway, listeners, TopicFeed(admin, auth_reloader))
                 gateway.metrics.register(workers)
-                taking = workers.serving(application, admin.broker, store, tasks)
+                know = nothing if node is None else node.know
+                taking = workers.serving(application, admin.broker, store, tasks, know=know)
             else:
                 taking = listening(application, gateway, limiter, listener, tls)
             async with (
@@ -373,6 +383,10 @@ def build_recurring(gateway: Gateway, store: Store, admin: LocalAdmin) -> Recurr
         routing=ProducerRouting(gateway.producer, admin.routes),
         count_max=gateway.limits.recurring_max,
     )
+
+
+async def _topic_figures(figures: TopicFigures, head: Head) -> Head:
+    return {"rows": await figures.rows(head["topics"])}
 
 
 def _restored_instances(gateway: Gateway) -> Instances:

@@ -22,7 +22,7 @@ import shutil
 import socket
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -43,7 +43,7 @@ from gateway.main.worker_counts import add
 from gateway.surfaces.http.connection import ConnectionLimiter
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.peer.link import serving_links
-from gateway.surfaces.peer.server import PeerService
+from gateway.surfaces.peer.server import PeerService, nothing
 from store import Store
 
 log = logging.getLogger(__name__)
@@ -121,7 +121,8 @@ class TopicFeed:
                     await self._changed.wait()
             await asyncio.sleep(TOPICS_PAUSE_S)
             self._look()
-        rows = [view for number, view in self._rows.values() if number > since]
+        # A worker of a node has them from the cluster's metadata.
+        rows = [view for number, view in self._rows.values() if number > since] if head.get("with_topics", True) else []
         return {
             "token": self._token,
             "number": self._number,
@@ -163,10 +164,16 @@ class Workers:
 
     @asynccontextmanager
     async def serving(
-        self, application: web.Application, broker: Broker, store: Store, tasks: asyncio.TaskGroup
+        self,
+        application: web.Application,
+        broker: Broker,
+        store: Store,
+        tasks: asyncio.TaskGroup,
+        *,
+        know: Callable[[Collection[int]], Awaitable[None]] = nothing,
     ) -> AsyncIterator[None]:
         """Have all of them take connections while the block runs; `tasks` keep them, and fail when one ends before it
-        has taken connections. Raises OSError."""
+        has taken connections. `know`: see `PeerService`. Raises OSError."""
         gateway, clock = self._gateway, self._gateway.clock
         async with AsyncExitStack() as parts:
             directory = Path(tempfile.mkdtemp(prefix="mq-"))  # 0700; a data directory's path may be too long
@@ -181,7 +188,7 @@ class Workers:
                 cluster_id=gateway.cluster_id,
             )
             service = PeerService(
-                broker, Secret(secret), clock, queues_of=store.queues_of,
+                broker, Secret(secret), clock, queues_of=store.queues_of, know=know,
                 more={"topics": self._feed.answer, "counts": self._counted},
             )  # fmt: skip
             bound = parts.enter_context(bound_unix_socket(directory / STORE_SOCKET))

@@ -13,6 +13,10 @@ class ClusterConfig:
     node: str | None = None
     """This node's name in the cluster, for good: its data directory keeps it."""
 
+    join: bool = False
+    """Serve a cluster's clients without being one of its nodes: a gateway without data, which passes on to the nodes
+    what it is asked. Needs `cluster.etcd` and `cluster.secret_file`."""
+
     etcd: tuple[str, ...] = ()
     """Endpoints of etcd, in which the nodes keep what they agree on: http://host:2379."""
 
@@ -55,14 +59,17 @@ class ClusterConfig:
             raise ValueError("cluster.internal_port must be between 0 and 65535")
         if not 1 <= self.balance_moves_per_s <= 1000:
             raise ValueError("cluster.balance_moves_per_s must be between 1 and 1000")
-        if self.node is None:
+        if self.join and self.node is not None:
+            raise ValueError("cluster.join and cluster.node contradict each other: a gateway is no node; choose one")
+        if self.node is None and not self.join:
             if self.etcd:
-                raise ValueError("cluster.etcd needs cluster.node: a name for this node")
+                raise ValueError("cluster.etcd needs cluster.node, a name for this node, or cluster.join")
             return
+        which = "cluster.join" if self.join else "cluster.node"
         if not self.etcd:
-            raise ValueError("cluster.node needs cluster.etcd: where the nodes keep what they agree on")
+            raise ValueError(f"{which} needs cluster.etcd: where the nodes keep what they agree on")
         if self.secret_file is None:
-            raise ValueError("cluster.node needs cluster.secret_file: the secret by which nodes know each other")
+            raise ValueError(f"{which} needs cluster.secret_file: the secret by which nodes know each other")
         if (self.etcd_user is None) != (self.etcd_password_file is None):
             raise ValueError("cluster.etcd_user and cluster.etcd_password_file go together")
         for url in (*self.etcd, self.internal_url, self.client_url):

@@ -49,6 +49,9 @@ WORKERS_MAX = 64
 
 _SHOWN_CHARS_MAX = 100
 
+NO_DATA = Path("/nonexistent")
+"""The data directory of a gateway without a store: nothing is read or written there."""
+
 TIMER_DIRECTORY = "timer"
 """Where the timer's files are in the data directory."""
 
@@ -148,8 +151,8 @@ class GatewayConfig:
             raise ConfigError("port must be between 0 and 65535")
         if not 0 <= self.workers <= WORKERS_MAX:
             raise ConfigError(f"workers must be between 0 and {WORKERS_MAX}")
-        if self.workers and self.cluster.node is not None:
-            raise ConfigError("workers: a node of a cluster has none; start more nodes instead")
+        if self.cluster.join:
+            self._check_joined()
         if not 1 <= self.partitions_default <= self.limits.partitions_max:
             raise ConfigError(f"partitions_default must be between 1 and {self.limits.partitions_max}")
         for name in (
@@ -179,13 +182,25 @@ class GatewayConfig:
             except ValueError as error:
                 raise ConfigError(f"allowed_origins: {error}") from error
 
+    def _check_joined(self) -> None:
+        """What a gateway without a store cannot have. Raises ConfigError."""
+        if self.workers:
+            raise ConfigError("workers: a gateway without a store has none; start several gateways instead")
+        if self.kafka.is_asked_for:
+            raise ConfigError("kafka: a gateway without a store has no port for Kafka clients; they connect to nodes")
+        auth = self.auth
+        if auth.enabled and auth.token_file is None and auth.jwt_issuer is None:
+            raise ConfigError(
+                "auth.token_file: a gateway without a store has to be told where the cluster's tokens are"
+            )
+
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
     """Where each setting that was given comes from: no setting itself."""
 
     @property
     def kafka_listeners(self) -> list[KafkaListener]:
         """Where Kafka clients are listened for."""
-        return self.kafka.listening_on(self.host, is_loopback=self.is_loopback)
+        return [] if self.cluster.join else self.kafka.listening_on(self.host, is_loopback=self.is_loopback)
 
     @property
     def is_loopback(self) -> bool:
@@ -236,9 +251,14 @@ def build(settings: Mapping[str, object]) -> GatewayConfig:
 
     Raises ConfigError.
     """
-    if "data" not in settings:
-        raise ConfigError("data: the data directory is not set (--data, MQ_DATA, or data in the file)")
     values = {name: _converted(name, value, _known(name, "setting")) for name, value in settings.items()}
+    is_joined = values.get("cluster.join") is True
+    if is_joined and "data" in values:
+        raise ConfigError("data: a gateway without a store (cluster.join) has no data directory")
+    if is_joined:
+        values["data"] = NO_DATA
+    if "data" not in values:
+        raise ConfigError("data: the data directory is not set (--data, MQ_DATA, or data in the file)")
     data = values["data"]
     assert isinstance(data, Path)
 

@@ -238,7 +238,7 @@ async def _move(topic_id: int, ids: int, own: Broker, far: Broker, clock: System
 
 
 async def _etcd(root: Path, partitions: int) -> Etcd:
-    ports = [_free_port(), _free_port()]
+    ports = [free_port(), free_port()]
     client, peer = (f"http://127.0.0.1:{port}" for port in ports)
     command = [
         "etcd", f"--data-dir={root / 'etcd'}", f"--listen-client-urls={client}", f"--advertise-client-urls={client}",
@@ -293,7 +293,7 @@ async def _answers(metadata: EtcdMetadata) -> None:
     raise RuntimeError("etcd does not answer")
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -21,6 +21,7 @@ from pyspark_mq.offsets import (
     Range,
     Topics,
     clamp,
+    outside,
     plan,
     resolve_end,
     resolve_start,
@@ -79,7 +80,7 @@ class BatchReader(DataSourceReader):
                 kept, lost = clamp(wanted, bounds)
                 if lost:
                     report_loss(lost, fail=self._options.fail_on_data_loss)
-                yield kept
+                yield from outside(kept, bounds.gaps)
 
 
 def _names(edge: object, special: int) -> bool:

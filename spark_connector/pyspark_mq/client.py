@@ -21,11 +21,12 @@ import ssl
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
 from pyspark_mq.errors import MqError, NotFound, OutOfRange, ServerError, ServerUnavailable
-from pyspark_mq.offsets import Bounds, TopicState
+from pyspark_mq.offsets import Bounds, TopicState, find_gaps
 
 log = logging.getLogger(__name__)
 
@@ -171,6 +172,7 @@ class Client:
         self._sleep = sleep
         self._monotonic = monotonic
         self._base_index = 0
+        self._gaps: dict[tuple[str, str, int], tuple[tuple[int, int], ...]] = {}
 
     def topic_names(self) -> list[str]:
         """Names of all topics."""
@@ -179,13 +181,35 @@ class Client:
         return [_field(topic, "topic", str) for topic in topics]
 
     def topic(self, topic: str) -> TopicState:
-        """Epoch and bounds of a topic, from one moment. Raises NotFound."""
+        """Epoch and bounds of a topic, from one moment, and the gaps of partitions that were taken over. Raises
+        NotFound."""
         document = self._json(self._get(f"/mq/v1/topics/{quote(topic, safe='')}/offsets"))
-        partitions = {
-            _field(p, "partition", int): Bounds(_field(p, "beginning_offset", int), _field(p, "end_offset", int))
-            for p in _field(document, "partitions", list)
-        }
-        return TopicState(_field(document, "epoch", str), partitions)
+        epoch = _field(document, "epoch", str)
+        partitions = {}
+        for row in _field(document, "partitions", list):
+            number = _field(row, "partition", int)
+            beginning, end = _field(row, "beginning_offset", int), _field(row, "end_offset", int)
+            partitions[number] = Bounds(beginning, end, self._gaps_of((topic, epoch, number), beginning, end))
+        return TopicState(epoch, partitions)
+
+    def _gaps_of(self, of: tuple[str, str, int], beginning: int, end: int) -> tuple[tuple[int, int], ...]:
+        """The gaps of a partition; one that was found stays what it is."""
+        known = self._gaps.get(of, ())
+        topic, _, partition = of
+        behind = known[-1][1] if known else beginning
+        found = (*known, *find_gaps(behind, end, partial(self._first_from, topic, partition, end)))
+        if found:
+            self._gaps[of] = found
+        return found
+
+    def _first_from(self, topic: str, partition: int, end: int, offset: int) -> int:
+        """The first offset from one on that has a record; what is behind the last one, when none has."""
+        fetched = self.fetch(topic, partition, offset, end_offset=end, max_bytes=1)
+        if not fetched.body:
+            return fetched.next_offset
+        return max(
+            offset, int.from_bytes(fetched.body[:8], "big")
+        )  # a batch begins with the offset of its first record
 
     def offsets_for_time(self, topic: str, time_ms: int) -> dict[int, int | None]:
         """By partition, the offset of the first record stored at or after a time; None when there is none."""

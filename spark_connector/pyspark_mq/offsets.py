@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -26,6 +26,10 @@ Offsets = dict[str, dict[int, int]]
 RECORDS_PER_TASK_MAX = 1_000_000
 RECORDS_PER_TASK_MIN = 50_000
 
+GAP_MIN = 1 << 44
+"""Offsets that a server of several nodes leaves out when it takes a partition over without the broker that had it. No
+partition has so many records."""
+
 EARLIEST = -2
 """Stands for the beginning of a partition in offsets given as JSON."""
 LATEST = -1
@@ -33,10 +37,12 @@ LATEST = -1
 
 
 class Bounds(NamedTuple):
-    """First readable offset of a partition, and the offset its next record will get."""
+    """First readable offset of a partition, the offset its next record will get, and the stretches between them, in
+    order, that never had records."""
 
     beginning: int
     end: int
+    gaps: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +238,59 @@ def clamp(wanted: Range, bounds: Bounds) -> tuple[Range, str | None]:
         f"offsets [{wanted.start}, {wanted.end}) of {wanted.topic}/{wanted.partition} were asked for, but the server "
         f"has [{bounds.beginning}, {bounds.end})"
     )
+
+
+def outside(wanted: Range, gaps: Iterable[tuple[int, int]]) -> Iterator[Range]:
+    """The parts of a range that lie in no gap."""
+    start = wanted.start
+    for begin, end in gaps:
+        if start < begin < wanted.end:
+            yield wanted._replace(start=start, end=begin)
+        start = max(start, min(end, wanted.end)) if begin < wanted.end else start
+    if start < wanted.end:
+        yield wanted._replace(start=start)
+
+
+def find_gaps(beginning: int, end: int, first_from: Callable[[int], int]) -> Iterator[tuple[int, int]]:
+    """The gaps between two offsets. `first_from` is asked for the first offset, from one on, that has a record, or for
+    what is behind the last one: some 45 times a gap."""
+    while end - beginning >= GAP_MIN:
+        without = beginning + GAP_MIN // 2
+        behind = first_from(without)
+        if behind <= without:
+            return
+        records = beginning  # the last known to have a record, or the beginning
+        while without - records > 1:
+            middle = (records + without) // 2
+            if first_from(middle) == middle:
+                records = middle
+            else:
+                without = middle
+        if records == beginning and first_from(beginning) != beginning:
+            without = beginning
+        yield without, behind
+        beginning = behind
+
+
+def counted(topics: Topics, offsets: Offsets) -> Offsets:
+    """The same places in partitions, as if there were no gaps."""
+
+    def count(offset: int, gaps: Iterable[tuple[int, int]]) -> int:
+        return offset - sum(min(max(offset - begin, 0), end - begin) for begin, end in gaps)
+
+    return {t: {p: count(o, topics[t].partitions[p].gaps) for p, o in ps.items()} for t, ps in offsets.items()}
+
+
+def uncounted(topics: Topics, offsets: Offsets) -> Offsets:
+    """The inverse of `counted`: never within a gap, nor right behind one."""
+
+    def place(offset: int, gaps: Iterable[tuple[int, int]]) -> int:
+        for begin, end in gaps:
+            if offset > begin:
+                offset += end - begin
+        return offset
+
+    return {t: {p: place(o, topics[t].partitions[p].gaps) for p, o in ps.items()} for t, ps in offsets.items()}
 
 
 # --- from ranges to tasks -------------------------------------------------------------------------------------------

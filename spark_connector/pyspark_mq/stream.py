@@ -34,7 +34,21 @@ from pyspark_mq.compat import ReadAllAvailable, ReadLimit, ReadMaxRows, ReadMinR
 from pyspark_mq.errors import OptionError
 from pyspark_mq.json_values import JsonValues
 from pyspark_mq.lag import LagReporter
-from pyspark_mq.offsets import Latest, Offsets, Range, Topics, backlog, clamp, ends, limited, plan, resolve_start
+from pyspark_mq.offsets import (
+    Latest,
+    Offsets,
+    Range,
+    Topics,
+    backlog,
+    clamp,
+    counted,
+    ends,
+    limited,
+    outside,
+    plan,
+    resolve_start,
+    uncounted,
+)
 from pyspark_mq.options import Options
 from pyspark_mq.reading import Task, read, report_loss
 
@@ -129,12 +143,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         topics = self._seen = self._frozen if self._frozen is not None else self._catalog.existing()
         begin = self._continued(position, topics)
         end = ends(topics)
-        if limit is not None and not isinstance(limit, ReadAllAvailable) and self._waits_for_more(backlog(begin, end)):
+        places, last = counted(topics, begin), counted(topics, end)
+        is_limited = limit is not None and not isinstance(limit, ReadAllAvailable)
+        if is_limited and self._waits_for_more(backlog(places, last)):
             return start
         if self._frozen is not None and self._lag is not None and end == position.offsets:
             self._lag.wait()  # the query ends now, and Spark may kill this process before a report is under way
         if isinstance(limit, ReadMaxRows):
-            end = limited(begin, end, limit.max_rows)
+            reached = uncounted(topics, limited(places, last, limit.max_rows))
+            end = {t: {p: max(offset, begin[t][p]) for p, offset in ps.items()} for t, ps in reached.items()}
         return _stream_offset(topics, end).to_json()
 
     def reportLatestOffset(self) -> _Json | None:
@@ -238,7 +255,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             kept, lost = clamp(Range(topic, partition, start, end, epoch), state.partitions[partition])
             if lost:
                 self._lost(lost)
-            yield kept
+            yield from outside(kept, state.partitions[partition].gaps)
 
     def _lost(self, message: str) -> None:
         report_loss(message, fail=self._options.fail_on_data_loss)

@@ -31,7 +31,8 @@ class Server:
     def __init__(
         self, data: Path, environment: dict[str, str] | None = None, *, port: int = 0, under: Sequence[str] = ()
     ) -> None:
-        """`under`: a command that runs it."""
+        """`under`: a command that runs it. A gateway that joins (MQ_CLUSTER_JOIN) writes no data there, only its log
+        beside it."""
         self._data = data
         self._port = port
         self._under = under
@@ -41,11 +42,12 @@ class Server:
 
     async def start(self) -> None:
         """Return when it accepts connections. Fails with its standard error when it does not start."""
+        given = () if self._environment.get("MQ_CLUSTER_JOIN") else ("--data", str(self._data))
         errors = (self._data.parent / "server.log").open("ab")
         environment = {name: value for name, value in os.environ.items() if not name.startswith("MQ_")}
         self._process = await asyncio.create_subprocess_exec(
             *DIES_WITH_US, *self._under,
-            sys.executable, "-m", "gateway", "serve", "--data", str(self._data), "--port", str(self._port),
+            sys.executable, "-m", "gateway", "serve", *given, "--port", str(self._port),
             cwd=REPOSITORY,
             env={**environment, **self._environment},
             stdout=asyncio.subprocess.PIPE,

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark_mq.errors import OptionError
 from pyspark_mq.offsets import (
+    GAP_MIN,
     AtTime,
     AtTimes,
     Bounds,
@@ -18,10 +22,14 @@ from pyspark_mq.offsets import (
     TopicState,
     backlog,
     clamp,
+    counted,
+    find_gaps,
     limited,
+    outside,
     plan,
     resolve_end,
     resolve_start,
+    uncounted,
 )
 
 TOPICS = {"a": TopicState("1", {0: Bounds(5, 10), 1: Bounds(0, 7)}), "b": TopicState("2", {0: Bounds(0, 0)})}
@@ -115,7 +123,7 @@ def test_clamping_keeps_what_is_there_and_says_what_is_not(start: int, count: in
     wanted = Range("a", 0, start, start + count, "1")
     bounds = Bounds(beginning, beginning + held)
     kept, lost = clamp(wanted, bounds)
-    inside = set(range(wanted.start, wanted.end)) & set(range(*bounds))
+    inside = set(range(wanted.start, wanted.end)) & set(range(bounds.beginning, bounds.end))
     assert set(range(kept.start, kept.end)) == inside
     if len(inside) < count:
         assert lost is not None
@@ -135,3 +143,51 @@ def test_a_rate_limit_moves_forward_by_about_the_limit(waiting: dict[int, tuple[
     for partition, (first, count) in waiting.items():
         assert first <= reached["a"][partition] <= max(first, first + count)
         assert reached["a"][partition] > first or count <= 0, "no partition starves"
+
+
+def _server(stretches: list[tuple[int, int]]) -> tuple[int, Callable[[int], int], list[int]]:
+    """A partition that has records in these stretches: its end, `first_from`, and what that was asked."""
+    asked: list[int] = []
+
+    def first_from(offset: int) -> int:
+        asked.append(offset)
+        return next((max(offset, begin) for begin, end in stretches if offset < end), stretches[-1][1])
+
+    return stretches[-1][1], first_from, asked
+
+
+@given(st.lists(st.integers(1, 5000), min_size=1, max_size=4), st.integers(0, 100))
+def test_gaps_of_takeovers_are_found_with_few_questions(counts: list[int], beginning: int) -> None:
+    stretches = []
+    start = beginning
+    for count in counts:
+        stretches.append((start, start + count))
+        start += GAP_MIN
+    end, first_from, asked = _server(stretches)
+    found = list(find_gaps(beginning, end, first_from))
+    assert found == [(one[1], other[0]) for one, other in itertools.pairwise(stretches)]
+    assert len(asked) <= 50 * len(found) + 1
+    whole = Range("t", 0, beginning, end, "1")
+    kept = list(outside(whole, found))
+    assert [(one.start, one.end) for one in kept] == [each for each in stretches if each[0] < each[1]]
+    assert sum(len(task) for task in plan(kept, Split())) <= 5
+    topics = {"t": TopicState("1", {0: Bounds(beginning, end, tuple(found))})}
+    at = beginning
+    read = 0
+    for _ in range(sum(counts) // 700 + 2):  # a rate limit passes gaps, and counts no offset of theirs
+        places = counted(topics, {"t": {0: at}}), counted(topics, {"t": {0: end}})
+        reached = max(at, uncounted(topics, limited(*places, 700))["t"][0])
+        step = sum(one.record_count for one in outside(whole._replace(start=at, end=reached), found))
+        assert step <= 700
+        read, at = read + step, reached
+    assert read == sum(counts)
+
+
+@given(st.integers(-5, 60), st.integers(0, 60))
+def test_what_lies_outside_of_gaps_is_all_that_does(start: int, length: int) -> None:
+    gaps = ((5, 9), (9, 12), (40, 44))
+    kept = list(outside(Range("t", 0, start, start + length, "1"), gaps))
+    assert [at for one in kept for at in range(one.start, one.end)] == [
+        at for at in range(start, start + length) if not any(begin <= at < end for begin, end in gaps)
+    ]
+    assert all(one.record_count for one in kept)

@@ -106,11 +106,17 @@ class Topics(Answer):
     topics: list[Topic]
 
 
-class ListPage(Answer):
+MissingNodes = Annotated[
+    list[str], Meta(description="In a cluster: the nodes that did not answer. What they have is not here.")
+]
+
+
+class ListPage(Answer, kw_only=True):
     """One page of a list."""
 
     next_cursor: Annotated[str | None, Meta(description="For the next page, in the same order; null at the end.")]
     total: Annotated[int, Meta(ge=0, description="How many there are in all pages.")]
+    missing_nodes: MissingNodes | UnsetType = UNSET
 
 
 class TopicPage(ListPage):
@@ -240,6 +246,7 @@ class GroupList(Answer):
     """Groups."""
 
     groups: list[GroupSummary]
+    missing_nodes: MissingNodes | UnsetType = UNSET
 
 
 class ListedGroup(GroupSummary):
@@ -424,6 +431,7 @@ class Counted(Part):
         int,
         Meta(ge=0, description="Of all there are: due so late that they are copied to the log's head on their way."),
     ]
+    missing_nodes: MissingNodes | UnsetType = UNSET
 
 
 class Histogram(Counted, Answer, kw_only=True):

@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 from gateway.brokers.event_log import EventKind, EventLog, RunBlocking
 from gateway.groups.coordinator.records import RecordReader
 from gateway.groups.machines.broadcast import group_of
-from gateway.groups.machines.errors import GroupElsewhere, GroupFull
+from gateway.groups.machines.errors import GroupElsewhere, GroupFull, GroupUnowned
 from gateway.groups.machines.events import Barrier, Event, decode_events, encode_event
 from gateway.groups.machines.progress import PartitionKey
 from gateway.groups.machines.table import GroupTable
@@ -52,6 +52,9 @@ class Belonging:
         self.elsewhere: Callable[[str], GroupElsewhere | None] = lambda group: None
         """Why a group is not to be asked for here; None: it is this node's, or has no owner yet."""
 
+        self.is_owned: Callable[[str], bool] = lambda group: True
+        """Whether a group is this node's, so that something of it may be written."""
+
         self._leaving: dict[str, asyncio.Event] = {}
 
     def check(self, name: str) -> None:
@@ -74,10 +77,12 @@ class Belonging:
             gone.set()
 
     async def settled(self, name: str) -> None:
-        """Wait until the group is not leaving. Raises GroupElsewhere."""
+        """Wait until the group is not leaving, and may be written. Raises GroupElsewhere, GroupUnowned."""
         while self._leaving and (gone := self._leaving.get(group_of(name))) is not None:
             await gone.wait()
         self.check(name)
+        if not self.is_owned(group := group_of(name)):
+            raise GroupUnowned(f"group {group} is no node's")
 
 
 class _AllLeases:

@@ -2,6 +2,7 @@
 
 GroupError
 ├── UnknownGroup        no client ever consumed in this group
+│   └── GroupUnowned    ... and in a cluster it is no node's: it has to be owned before it is used
 ├── UnknownMember       no such member, or its session has ended: join again
 ├── StaleGeneration     the caller acts for a generation in which it does not own this: join again
 ├── GroupActive         the group has members, and this needs an empty one, or force
@@ -20,6 +21,10 @@ class GroupError(Exception):
 
 class UnknownGroup(GroupError):
     """No member, offset, lease or setting of it is known."""
+
+
+class GroupUnowned(UnknownGroup):
+    """The group is no node's, or not any more: nothing of it may be written before it is this one's."""
 
 
 class UnknownMember(GroupError):

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import secrets
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 
 import msgspec
@@ -116,11 +116,26 @@ def v2_answer(request: web.BaseRequest, body: object) -> web.Response:
     return json_answer(request, body, default_type=V2_TYPE)
 
 
+MISSING_NODES = "Mq-Missing-Nodes"
+"""The header that names the nodes of a cluster of which an answer has nothing: they did not answer."""
+
+
+def lacking(response: web.Response, nodes: Sequence[str]) -> web.Response:
+    """The same answer, saying of which nodes it has nothing."""
+    if nodes:
+        response.headers[MISSING_NODES] = ", ".join(nodes)
+    return response
+
+
+PART = "mq.part"
+"""In a request: its answer is a part of one. `packed` leaves it as it is."""
+
+
 async def packed(request: web.BaseRequest, response: web.Response) -> web.Response:
     """The same answer with its body compressed in a thread, when it is large and the client takes zstd or gzip."""
     accept = request.headers.get(hdrs.ACCEPT_ENCODING)
     body = response.body
-    if accept is None or not isinstance(body, bytes | BuffersBody) or len(body) < PACK_BYTES_MIN:
+    if accept is None or PART in request or not isinstance(body, bytes | BuffersBody) or len(body) < PACK_BYTES_MIN:
         return response
     coding = next((coding for coding in ("zstd", "gzip") if _accepts(accept, coding)), None)
     if coding is not None:

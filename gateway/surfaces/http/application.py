@@ -29,6 +29,7 @@ from gateway.surfaces.http.buffers_body import BuffersBody
 from gateway.surfaces.http.caller import access_of
 from gateway.surfaces.http.context import GATEWAY, Gateway, RouteStats
 from gateway.surfaces.http.forwarding import forwarding
+from gateway.surfaces.http.gathering import gathering
 from gateway.surfaces.http.origins import ORIGIN, Origins
 from gateway.surfaces.http.reading import Unread, give_back, read_body
 from gateway.surfaces.http.routes import SLASH, Row, check_table
@@ -102,7 +103,7 @@ def _endpoint(gateway: Gateway, row: Row, request_ids: RequestIds, origins: Orig
 
 
 def _plain_endpoint(gateway: Gateway, row: Row, request_ids: RequestIds, origins: Origins) -> AiohttpHandler:
-    handler = forwarding(gateway, row.path, row.handler)
+    handler = gathering(gateway, row, forwarding(gateway, row.path, row.handler))
     admit = admission(gateway, row.path, row.permission, origins)
     rates = gateway.rates
     is_logged = gateway.config.access_log

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from aiohttp import web
+from aiohttp import ClientWebSocketResponse, web
 from prometheus_client import CollectorRegistry
+from yarl import URL
 
 from gateway.api.cluster import Cluster
 from gateway.api.connections import Connections
@@ -132,8 +133,19 @@ class GatewayStats:
 class Forwards(Protocol):
     """See `gateway/surfaces/http/forwarding.py`."""
 
-    async def answer(self, gateway: Gateway, request: web.Request, body: bytes, node: str) -> web.StreamResponse:
-        """What a node of the cluster answers to this request. Raises RequestError, ConnectionError."""
+    async def answer(
+        self, gateway: Gateway, request: web.Request, body: bytes | None, node: str, *, is_part: bool = False
+    ) -> web.StreamResponse:
+        """What a node of the cluster answers to this request; `is_part`: for itself alone. Raises RequestError,
+        ConnectionError."""
+        ...
+
+    async def ask(self, request: web.Request, node: str, target: URL, body: bytes = b"", *, timeout_s: float) -> bytes:
+        """The JSON that a node answers for itself alone to a request like this one. Raises RequestError."""
+        ...
+
+    async def connect(self, node: str, token: str | None) -> ClientWebSocketResponse:
+        """A socket to a node, on which it speaks for itself alone. Raises RequestError."""
         ...
 
 

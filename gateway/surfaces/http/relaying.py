@@ -184,14 +184,15 @@ async def spliced(
     target: str,
     headers: Sequence[tuple[bytes, bytes]],
     lost: Lost,
+    unopened: Lost | None = None,
 ) -> web.StreamResponse:
     """Send an upgrade on over a connection that is being opened, and join both until one ends. Raises RequestError when
-    there is no answer."""
+    there is no answer; `unopened`, if given, says what when there is no connection."""
     try:
         async with asyncio.timeout(CONNECT_TIMEOUT_S):
             reader, writer = await opening
     except (OSError, TimeoutError) as error:
-        raise lost(error) from error
+        raise (unopened or lost)(error) from error
     lines = b"".join(b"%b: %b\r\n" % each for each in headers)
     writer.write(f"{request.method} {target} HTTP/1.1\r\n".encode() + lines + b"\r\n")
     try:

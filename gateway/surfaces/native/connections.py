@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from aiohttp import web
+from msgspec.structs import replace
 
 from gateway.api.pages import page_of
 from gateway.api.shapes import server
 from gateway.api.shapes.queries import PAGE_ROWS_DEFAULT, ListQuery, NoQuery
+from gateway.codec.schedule_ids import split_node, with_node
 from gateway.errors import CONNECTION_NOT_FOUND, RequestError
 from gateway.settings.page import described
 from gateway.surfaces.http.answers import json_answer, packed
@@ -41,20 +43,20 @@ async def list_connections(gateway: Gateway, request: web.Request, _: bytes) -> 
     query = read_query(ListQuery, request, gateway)
     part = (query.q or "").lower()
     rows: list[server.ShownConnection] = []
+    node = None if gateway.cluster is None else gateway.cluster.name
     for number, (name, one, since_ms) in enumerate(list(gateway.stats.open_connections.all()), 1):
-        row = server.ShownConnection(name, one.kind, one.principal, one.peer, since_ms)
+        row = server.ShownConnection(with_node(node, name), one.kind, one.principal, one.peer, since_ms)
         if part in row.address or part in (row.principal or "").lower():
             rows.append(row)
         if number % CONNECTIONS_A_TURN == 0:
             await asyncio.sleep(0)
     page = page_of(
         rows,
-        lambda row: (int(row.connection[1:]), row.connection),
+        lambda row: (row.since_ms, row.connection),
         sort="opened",
         order="asc",
         cursor=query.cursor,
         limit=query.limit or PAGE_ROWS_DEFAULT,
-        is_sorted=True,
     )
     body = server.ConnectionPage(next_cursor=page.next_cursor, total=page.total, connections=page.rows)
     return await packed(request, json_answer(request, body))
@@ -62,7 +64,7 @@ async def list_connections(gateway: Gateway, request: web.Request, _: bytes) -> 
 
 async def end_connection(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
     """End a connection at once: 204. Its client may connect again; revoke its token to keep it out."""
-    if not gateway.stats.open_connections.end(request.match_info["connection"]):
+    if not gateway.stats.open_connections.end(split_node(request.match_info["connection"])[1]):
         raise RequestError(CONNECTION_NOT_FOUND, "No such connection (any more).")
     return web.Response(status=204)
 
@@ -76,8 +78,9 @@ async def list_sessions(gateway: Gateway, request: web.Request, _: bytes) -> web
     def has(row: server.ShownSession) -> bool:
         return any(part in text.lower() for text in (row.principal, row.address, *row.groups))
 
+    node = None if gateway.cluster is None else gateway.cluster.name
     page = page_of(
-        filter(has, request.app[SESSIONS_ADMIN].shown()),
+        [replace(row, session=with_node(node, row.session)) for row in request.app[SESSIONS_ADMIN].shown() if has(row)],
         lambda row: (row.since_ms, row.session),
         sort="opened",
         order="asc",
@@ -90,7 +93,7 @@ async def list_sessions(gateway: Gateway, request: web.Request, _: bytes) -> web
 
 async def end_session(_: Gateway, request: web.Request, __: bytes) -> web.Response:
     """End a session: 204. Its socket is closed and cannot be resumed; what it had on lease goes back."""
-    if not request.app[SESSIONS_ADMIN].kick(request.match_info["session"]):
+    if not request.app[SESSIONS_ADMIN].kick(split_node(request.match_info["session"])[1]):
         raise RequestError(CONNECTION_NOT_FOUND, "No such session (any more).")
     return web.Response(status=204)
 

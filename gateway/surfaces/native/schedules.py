@@ -24,6 +24,7 @@ from aiohttp import web
 from msgspec.structs import asdict
 
 from gateway.api.errors import error_of
+from gateway.api.merged import AT
 from gateway.api.shapes import answers
 from gateway.api.shapes.base import load
 from gateway.api.shapes.queries import (
@@ -47,6 +48,7 @@ from gateway.routing.base import TopicView
 from gateway.surfaces.http.answers import check_accept, json_answer, packed
 from gateway.surfaces.http.caller import access_of
 from gateway.surfaces.http.context import Gateway
+from gateway.surfaces.http.forwarding import for_node
 from gateway.surfaces.http.reading import read_query, read_shape
 from store.errors import StoreError, UnknownQueue
 from timer.changes import Standing
@@ -144,14 +146,19 @@ async def list_schedules(gateway: Gateway, request: web.Request, _: bytes) -> we
     if asked.order == "due":
         by_due = await timer.page_by_due(query, after=_due_position(asked.cursor), limit=asked.limit)
         schedules, after = by_due.schedules, by_due.next_after
+        stand_at = [f"{due_ms}.{position}" for due_ms, position in by_due.positions]
         next_cursor = None if after is None else f"{after.due_ms}.{after.position}"
     else:
         page = await timer.page(query, cursor=_cursor(asked.cursor), limit=asked.limit)
         schedules = page.schedules
+        stand_at = list(map(str, page.positions))
         next_cursor = None if page.next_cursor is None else str(page.next_cursor)
     is_first = asked.cursor is None
+    rows = [_row(gateway, schedule, with_value) for schedule in schedules]
+    if for_node(request):
+        rows = [row | {AT: at} for row, at in zip(rows, stand_at, strict=True)]
     body = {
-        "schedules": [_row(gateway, schedule, with_value) for schedule in schedules],
+        "schedules": rows,
         "next_cursor": next_cursor,
         "total": len(schedules) if is_first and next_cursor is None else await _total(timer, query, is_first=is_first),
     }

@@ -25,7 +25,7 @@ from gateway.auth.access import Permission
 from gateway.codec.topic_configs import kafka_changes
 from gateway.errors import invalid
 from gateway.routing.base import TopicView
-from gateway.surfaces.http.answers import check_accept, json_answer, list_answer, packed
+from gateway.surfaces.http.answers import check_accept, json_answer, lacking, list_answer, packed
 from gateway.surfaces.http.caller import access_of, visible_topics
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.reading import json_object, read_query, read_shape, topic_in
@@ -119,7 +119,8 @@ async def list_topics(gateway: Gateway, request: web.Request, _: bytes) -> web.S
     sort = query.sort or "name"
     views = await visible_topics(gateway, request, (query.q or "").lower())
     figures = request.app[TOPIC_FIGURES]
-    lately = {} if sort in ("name", "partitions") else await figures.lately(gateway.routes_table.topics())
+    is_plain = sort in ("name", "partitions")
+    lately = {} if is_plain else (await figures.lately(gateway.routes_table.topics())).by_id
 
     def key(view: TopicView) -> SortKey:
         known = lately.get(view.topic_id)
@@ -138,20 +139,22 @@ async def list_topics(gateway: Gateway, request: web.Request, _: bytes) -> web.S
     )
     page = await aside(paged, is_long=len(views) > SORTED_IN_LOOP and sort != "name")
     now = await figures.of(page.rows)
-    listed = [_listed(view, now[view.topic_id]) for view in page.rows if view.topic_id in now]
-    body = answers.TopicPage(next_cursor=page.next_cursor, total=page.total, topics=listed)
-    return await packed(request, json_answer(request, body))
+    listed = [_listed(view, now.by_id[view.topic_id]) for view in page.rows if view.topic_id in now.by_id]
+    body = answers.TopicPage(
+        next_cursor=page.next_cursor, total=page.total, topics=listed, missing_nodes=list(now.missing) or UNSET
+    )
+    return await packed(request, lacking(json_answer(request, body), now.missing))
 
 
 async def describe_topic(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
     """One topic with how much it holds and gets, and the bounds of its partitions."""
     view = topic_in(gateway, request)
     offsets = await _offsets(gateway, view, None)
-    figures = await request.app[TOPIC_FIGURES].of([view])
+    figures, missing = await request.app[TOPIC_FIGURES].of([view])
     if view.topic_id not in figures:
         raise UnknownQueue(f"topic {view.name} does not exist")
     listed = _listed(view, figures[view.topic_id])
-    return json_answer(request, answers.TopicWithOffsets(**asdict(listed), offsets=offsets))
+    return lacking(json_answer(request, answers.TopicWithOffsets(**asdict(listed), offsets=offsets)), missing)
 
 
 async def topic_offsets(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:

@@ -37,7 +37,7 @@ FORGET_S = 60.0
 """Changes of a topic that was not asked for this long are not noted any more."""
 
 
-async def _nothing(_: object) -> None:
+async def nothing(_: object) -> None:
     """Topics come from nowhere else."""
 
 
@@ -59,8 +59,8 @@ class PeerService:
         clock: Clock,
         *,
         queues_of: Callable[[int], Sequence[QueueKey]],
-        know: Callable[[Collection[int]], Awaitable[None]] = _nothing,
-        look_at: Callable[[str], Awaitable[None]] = _nothing,
+        know: Callable[[Collection[int]], Awaitable[None]] = nothing,
+        look_at: Callable[[str], Awaitable[None]] = nothing,
         more: Mapping[str, Callable[[Head], Awaitable[Head]]] | None = None,
         take_group: Callable[[str, bytes, int, int], Awaitable[bool]] = _no_groups,
     ) -> None:

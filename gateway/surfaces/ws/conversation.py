@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import NoReturn, assert_never
 
 from gateway.api.errors import error_of
@@ -28,13 +28,14 @@ from gateway.surfaces.http.reading import let_go
 from gateway.surfaces.ws import commands, parse, protocol
 from gateway.surfaces.ws.commands import PERMISSIONS, Command
 from gateway.surfaces.ws.credit import CreditRefused
+from gateway.surfaces.ws.elsewhere import Elsewhere
 from gateway.surfaces.ws.in_flight import InFlight, StartTask
 from gateway.surfaces.ws.outbox import Closing, Outbox
 from gateway.surfaces.ws.protocol import CloseCode
 from gateway.surfaces.ws.queue import Queue
 from gateway.surfaces.ws.rights import Rights, check_receives
 from gateway.surfaces.ws.sends import records_in_steps, send
-from gateway.surfaces.ws.session import REFUSALS, Refusal
+from gateway.surfaces.ws.session import REFUSALS, Refusal, Session, already_subscribed
 from gateway.surfaces.ws.sessions import Sessions
 from gateway.surfaces.ws.settling import check_settles, settle
 from gateway.surfaces.ws.stream import Stream
@@ -67,6 +68,7 @@ class Conversation:
         address: str,
         close: Callable[[CloseCode], None],
         frame_bytes_max: int,
+        elsewhere: Elsewhere | None = None,
     ) -> None:
         self._gateway = gateway
         self._sessions = sessions
@@ -75,6 +77,7 @@ class Conversation:
         self._address = address
         self._close = close
         self._frame_bytes_max = frame_bytes_max
+        self._elsewhere = elsewhere
         self.in_flight = InFlight(start_task)
         self.session = sessions.open(rights.access, close, address)
         self.session.attach(outbox, close)
@@ -138,10 +141,29 @@ class Conversation:
             command = parse.parse_command(one, self._gateway.limits)
             if payload is not None and not isinstance(command, commands.Produce):
                 raise invalid("op: only produce comes in binary frames")
-            await self._do(command, size_bytes, payload)
+            if self._elsewhere is None or not await self._passed_on(self._elsewhere, command, one):
+                await self._do(command, size_bytes, payload)
         except REFUSALS as error:
             await self.refuse(parse.command_id(one), error)
         self._is_first = False
+
+    async def _passed_on(self, elsewhere: Elsewhere, command: Command, one: Mapping[str, object]) -> bool:
+        """Whether a command is one for another node, and passed on to it. Raises RequestError, Closing."""
+        if isinstance(command, commands.Subscribe):
+            if elsewhere.of(command.sub) is not None:
+                raise already_subscribed(command.sub)
+            node = None if command.group is None else elsewhere.node_of(command.group)
+            if node is None:
+                return False
+            self.check_staying()
+            self.session.check_room(command.sub, elsewhere.count)
+            relay = await elsewhere.to(node, binary=self.session.binary)
+        elif (found := elsewhere.of(one.get("sub"))) is not None:
+            relay = found
+        else:
+            return False
+        await relay.send(one)
+        return True
 
     def charge(self, size_bytes: int, *, requests: int = 1) -> None:
         """Rate limits: bytes of everything, and what makes the server work. Raises RequestError, Closing."""
@@ -189,12 +211,12 @@ class Conversation:
                 await session.unsubscribe(command.sub)
                 await self._confirm(command)
             case plain.Seen():
-                self._seen(command)
+                await self._seen(command)
                 await self._answer(command.id, {})
             case plain.Ping():
                 await self._outbox.put(protocol.pong(command.id, self._gateway.clock.now_ms()))
             case plain.Auth():
-                self._renew(command.token)
+                await self._renew(command.token)
                 await self._answer(command.id, {"expires_at": self._rights.access.expires_at_ms})
             case plain.Hello():
                 await self._hello(command)
@@ -242,7 +264,7 @@ class Conversation:
         if not self._is_first:
             raise RequestError(protocol.HELLO_ORDER, "hello is the first command, and comes once.")
         if command.token is not None and self._gateway.authenticator.is_required:
-            self._renew(command.token)
+            await self._renew(command.token)
         if self._rights.access is NOBODY:
             raise Closing(CloseCode.UNAUTHORIZED)
         resumed = None
@@ -253,17 +275,25 @@ class Conversation:
             fresh, self.session = self.session, resumed
             await self._sessions.leave(fresh, None, said_goodbye=True)
             await resumed.rewind(command.seen or {})
-            fields = {
-                "subs": resumed.state(),
-                "ended": {name: protocol.error_fields(error) for name, error in resumed.ended.items()},
-            }
+            subs, ended = await self._resume_elsewhere(resumed, command)
+            ended |= {name: protocol.error_fields(error) for name, error in resumed.ended.items()}
+            fields = {"subs": {**resumed.state(), **subs}, "ended": ended}
         self.session.binary = command.binary or self.session.binary
         self.session.is_resumable = True
         await self._answer(command.id, {**self._welcome(resumed is not None), **fields})
         if resumed is not None:
             resumed.attach(self._outbox, self._close)
 
-    def _renew(self, token: str) -> None:
+    async def _resume_elsewhere(
+        self, resumed: Session, command: plain.Hello
+    ) -> tuple[dict[str, object], dict[str, object]]:
+        """What other nodes have of a session that goes on: states, and what has ended."""
+        kept, resumed.elsewhere = resumed.elsewhere, {}
+        if self._elsewhere is None or not kept:
+            return {}, {}
+        return await self._elsewhere.resume(kept, command.seen or {}, binary=bool(resumed.binary or command.binary))
+
+    async def _renew(self, token: str) -> None:
         """Go on with the rights of a token. Raises Closing."""
         before = self._rights.access
         try:
@@ -275,6 +305,8 @@ class Conversation:
             raise Closing(CloseCode.FORBIDDEN)
         self._rights.renew(access)
         self.session.access = access
+        if self._elsewhere is not None:
+            await self._elsewhere.renew(token)
 
     def _welcome(self, is_resumed: bool) -> dict[str, object]:
         limits = self._gateway.limits
@@ -299,6 +331,8 @@ class Conversation:
     async def go_away(self, reconnect_after_ms: int) -> None:
         """Say that the server stops; push no more messages; return when every produce and ack is answered."""
         self._is_leaving = True
+        if self._elsewhere is not None:
+            self._elsewhere.leave()
         await self.session.stop_pushing()
         await self._outbox.put(protocol.goaway_push(reconnect_after_ms, self.session.name))
         await self.in_flight.settled()
@@ -308,6 +342,14 @@ class Conversation:
         """Refuse to begin something when the server is about to stop. Raises RequestError."""
         if self._is_leaving:
             raise draining()
+
+    async def end(self, code: CloseCode | None, *, said_goodbye: bool) -> None:
+        """The connection has ended. Other nodes keep what is this client's as long as this one does."""
+        if self._elsewhere is not None:
+            self.session.elsewhere = self._elsewhere.kept()
+            is_over = said_goodbye or (not self.session.is_resumable and code is not CloseCode.SHUTDOWN)
+            await self._elsewhere.end(said_goodbye=is_over)
+        await self._sessions.leave(self.session, code, said_goodbye=said_goodbye)
 
     async def warn(self, in_ms: int) -> None:
         """Tell that the rights are about to end."""
@@ -372,8 +414,12 @@ class Conversation:
             raise RequestError(LIMIT_ILLEGAL, f"permit: {error}") from None
         subscription.credit_changed()
 
-    def _seen(self, command: plain.Seen) -> None:
-        seen = [(self.session.subscription(name), seq) for name, seq in command.subs.items()]
+    async def _seen(self, command: plain.Seen) -> None:
+        elsewhere = self._elsewhere
+        own = {name: seq for name, seq in command.subs.items() if elsewhere is None or elsewhere.of(name) is None}
+        if elsewhere is not None and len(own) < len(command.subs):
+            await elsewhere.seen(command.subs)
+        seen = [(self.session.subscription(name), seq) for name, seq in own.items()]
         for subscription, seq in seen:
             if seq > subscription.seq:
                 raise invalid(

@@ -20,8 +20,10 @@ from gateway.surfaces.http.admission import payer_of
 from gateway.surfaces.http.answer_memory import SMALL_BYTES, Allowance
 from gateway.surfaces.http.caller import access_of
 from gateway.surfaces.http.context import GATEWAY, Gateway
+from gateway.surfaces.http.forwarding import for_node, token_of
 from gateway.surfaces.http.write_watchdog import WriteWatchdog
 from gateway.surfaces.ws.conversation import Conversation
+from gateway.surfaces.ws.elsewhere import Elsewhere
 from gateway.surfaces.ws.in_flight import StartTask
 from gateway.surfaces.ws.metrics import SocketMetrics
 from gateway.surfaces.ws.outbox import Closing, Outbox, OutboxClosed
@@ -217,6 +219,7 @@ class _Socket:
                     address=self._request.remote or "",
                     close=self._order,
                     frame_bytes_max=self._frame_bytes_max,
+                    elsewhere=self._elsewhere(outbox, start),
                 )
                 start(outbox.run())
                 leaving = conversation
@@ -243,10 +246,19 @@ class _Socket:
             if leave_drain is not None:
                 leave_drain()
             if conversation is not None:
-                await self._sessions.leave(conversation.session, code, said_goodbye=self._said_goodbye)
+                await conversation.end(code, said_goodbye=self._said_goodbye)
         if code is CloseCode.SLOW:
             gateway.stats.ws_slow_close_count += 1
         return code
+
+    def _elsewhere(self, outbox: Outbox, start: StartTask) -> Elsewhere | None:
+        """What groups of other nodes are used by; None: there are none, or another node asks."""
+        gateway, request = self.gateway, self._request
+        if gateway.cluster is None or gateway.forwarder is None or for_node(request):
+            return None
+        token = token_of(request, token_in_query=gateway.config.auth.token_in_query)
+        is_open = not gateway.authenticator.is_required
+        return Elsewhere(gateway.cluster, gateway.forwarder.connect, outbox, start, token=token, is_open=is_open)
 
     async def _write(self, frame: bytes, is_binary: bool) -> None:
         kind = WSMsgType.BINARY if is_binary else WSMsgType.TEXT

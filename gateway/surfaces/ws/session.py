@@ -29,6 +29,7 @@ from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.ws import protocol
 from gateway.surfaces.ws.commands import Form, Mode, Subscribe
 from gateway.surfaces.ws.credit import Credit, CreditRefused, Ledger
+from gateway.surfaces.ws.elsewhere import Kept
 from gateway.surfaces.ws.feed import Feed, Source, Sources
 from gateway.surfaces.ws.frame_cache import Wanted
 from gateway.surfaces.ws.journal import FRAMES_MAX, Forgotten, Journal
@@ -71,6 +72,9 @@ class Session:
 
         self.ended: dict[str, RequestError] = {}
         """Subscriptions that met an error: their clients have been told, or have been gone by then."""
+
+        self.elsewhere: Mapping[str, Kept] = {}
+        """Subscriptions that other nodes have, by node, while its client's connection is lost."""
 
         self.is_broken = False
         """One of its tasks met a fault of ours."""
@@ -130,19 +134,21 @@ class Session:
         except KeyError:
             raise RequestError(protocol.NO_SUCH_SUBSCRIPTION, f"This socket has no subscription {name}.") from None
 
+    def check_room(self, name: str, elsewhere_count: int = 0) -> None:
+        """Whether there may be a subscription of this name, beside so many that other nodes have. Raises
+        RequestError."""
+        if name in self._running:
+            raise already_subscribed(name)
+        count_max = self._gateway.limits.ws_subscriptions_max
+        if len(self._running) + elsewhere_count >= count_max:
+            raise RequestError(protocol.TOO_MANY, f"A socket may have {count_max} subscriptions; use another one.")
+
     async def subscribe(self, command: Subscribe) -> tuple[Subscription, dict[str, object]]:
         """Make a subscription; it and the fields of the answer. Nothing is pushed before `start`.
 
         Raises RequestError, GroupError, StoreError.
         """
-        limits = self._gateway.limits
-        if command.sub in self._running:
-            raise RequestError(protocol.ALREADY_SUBSCRIBED, f"This socket has a subscription {command.sub} already.")
-        if len(self._running) >= limits.ws_subscriptions_max:
-            raise RequestError(
-                protocol.TOO_MANY,
-                f"A socket may have {limits.ws_subscriptions_max} subscriptions; use another one.",
-            )
+        self.check_room(command.sub)
         check_receives(self.access, command.topics, command.queue)
         if command.group is not None:
             self.access.check(Permission.RECEIVE, group=command.group)
@@ -361,6 +367,11 @@ class Session:
         self.is_broken = True
         if self._close is not None:
             self._close(CloseCode.INTERNAL)
+
+
+def already_subscribed(name: str) -> RequestError:
+    """The refusal of a second subscription of one name."""
+    return RequestError(protocol.ALREADY_SUBSCRIBED, f"This socket has a subscription {name} already.")
 
 
 async def _opened(subscription: Subscription) -> dict[str, object]:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
+from gateway.api.cluster import GROUPS
 from gateway.brokers.local import LocalBroker
-from gateway.cluster.members import CLUSTER, encode_format, encode_session, format_in, join
+from gateway.cluster.members import CLUSTER, OWNERS, encode_format, encode_session, format_in, join
 from gateway.cluster.memory import MemoryMetadata
-from gateway.cluster.metadata import ABSENT, Changes, Listing, OtherMetadata, Value
+from gateway.cluster.metadata import ABSENT, Changes, Listing, OtherMetadata, OutcomeUnknown, Value
 from gateway.cluster.mover import first_record, key_of
 from gateway.cluster.node import ClusterNode
 from gateway.cluster.peer_auth import Secret
@@ -75,6 +76,51 @@ async def test_a_topic_is_deleted_when_the_metadata_says_so_and_only_then() -> N
         )
         await node._see(await metadata.list(""))
         assert names(store) == ["bills"]
+
+
+class _Lossy(MemoryMetadata):
+    """The answers to some changes are lost, whether they were made or not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.losses: list[bool] = []
+
+    async def compare_and_set(self, expected: Mapping[str, int], changes: Mapping[str, bytes | None]) -> int | None:
+        if not self.losses:
+            return await super().compare_and_set(expected, changes)
+        if self.losses.pop(0):
+            await super().compare_and_set(expected, changes)
+        raise OutcomeUnknown("lost")
+
+
+@pytest.mark.parametrize("losses", [[], [True], [False, True], [False, False]])
+async def test_a_name_is_let_go_of_for_certain_and_what_the_watch_says_late_changes_nothing(
+    losses: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.cluster.node.RETRY_S", 0)
+    metadata = _Lossy()
+    async with joined(metadata) as (node, _):
+        assert await node.claim(GROUPS, "g") == "n1"
+        claimed = await metadata.list("")
+        _, revision = await node.owner_now(GROUPS, "g")
+        metadata.losses = list(losses)
+        await node.disown(GROUPS, "g", revision)
+        assert node.owner(GROUPS, "g") is None
+        gone = await metadata.list("")
+        assert not any(key.startswith(OWNERS) for key in gone.values)
+        await node._see(claimed)
+        assert node.owner(GROUPS, "g") is None, "the watch is behind"
+        assert await node.claim(GROUPS, "g") == "n1"
+        await node._see(gone)
+        assert node.owner(GROUPS, "g") == "n1", "likewise"
+        await node._see(now := await metadata.list(""))
+        assert node.owner(GROUPS, "g") == "n1"
+        key = next(key for key in now.values if key.startswith(OWNERS))
+        await metadata.compare_and_set({key: now.values[key].revision}, {key: b'{"node":"n2"}'})
+        await node.disown(GROUPS, "g", now.values[key].revision)
+        assert node.owner(GROUPS, "g") == "n2", "another node was faster"
+        await node._see(await metadata.list(""))
+        assert node._owner_revisions == {}, "nothing is kept"
 
 
 async def test_a_topic_may_be_told_before_the_broker_on_which_it_begins() -> None:

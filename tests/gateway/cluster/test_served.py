@@ -21,6 +21,8 @@ import aiohttp
 import mq as mq_client
 import orjson
 import pytest
+from pyspark_mq.batch import BatchReader
+from pyspark_mq.options import Options
 
 from gateway.errors import OVERLOADED
 from tests.e2e.server import SMALL_FILES, Server
@@ -59,11 +61,13 @@ class Nodes:
         self.moves = 0
         self.pauses_ms: list[float] = []
 
-    async def start(self, name: str) -> None:
+    async def start(self, name: str, *, joined: bool = False, **more: str) -> None:
+        """A node of that name, or a gateway that joins without a store."""
         (self._directory / name).mkdir(exist_ok=True)
-        settings = {
-            **self._settings, "MQ_CLUSTER_NODE": name, "MQ_CLUSTER_INTERNAL_PORT": str(free_port()), "MQ_ROOM": "east",
+        own = {"MQ_CLUSTER_JOIN": "true"} if joined else {
+            "MQ_CLUSTER_NODE": name, "MQ_CLUSTER_INTERNAL_PORT": str(free_port()),
         }  # fmt: skip
+        settings = {**self._settings, "MQ_ROOM": "east", **own, **more}
         server = Server(self._directory / name / "data", settings, port=free_port())
         self.servers[name] = server
         await server.start()
@@ -206,6 +210,8 @@ async def test_two_nodes_answer_as_one_while_partitions_move(tmp_path: Path, etc
                 await until(lambda count=count: nodes.history.count(Outcome.OK) > count + 5, pause_s=0.005)  # type: ignore[misc]
         await _owns_as_it_says(nodes)
         await _streams_of_a_group_are_of_its_node(nodes)
+        await _subscribes_to_groups_of_both(nodes)
+        await _lists_what_both_have(nodes)
         await _belongs_to_one_node(nodes)
         await _knows_the_rooms_of_others(nodes)
 
@@ -271,27 +277,226 @@ async def _owns_as_it_says(nodes: Nodes) -> None:
     assert (await asyncio.to_thread(mq, "broker", "drain", "n9", url=url)).returncode == 1
 
 
-async def _streams_of_a_group_are_of_its_node(nodes: Nodes) -> None:
-    """An event stream and a socket of a consumer of a group, by the node that does not have it."""
+async def test_a_gateway_without_a_store_and_workers_of_a_node_answer_as_nodes_do(
+    tmp_path: Path, etcd: EtcdServer
+) -> None:
+    random = Random(26)
+    async with asyncio.timeout(2 * PATIENCE_S), served(tmp_path, etcd, random, 1) as nodes:
+        await nodes.start("n2", MQ_WORKERS="2")
+        await nodes.start("g", joined=True)
+        assert (await nodes.ask("g", "PUT", f"/mq/v1/topics/{TOPIC}", json={"partitions": PARTITIONS}))[0] == 201
+        async with loaded(nodes):
+            for step in range(6):
+                assert await nodes.move(step % PARTITIONS, f"n{1 + step % 2}")
+                count = nodes.history.count(Outcome.OK)
+                await until(lambda count=count: nodes.history.count(Outcome.OK) > count + 5, pause_s=0.005)  # type: ignore[misc]
+            etcd.stop()  # what is known goes on
+            count = nodes.history.count(Outcome.OK)
+            await until(lambda: nodes.history.count(Outcome.OK) > count + 20, pause_s=0.005)
+            etcd.start()
+        brokers = (await nodes.done("g", "GET", "/mq/v1/brokers"))["brokers"]
+        assert [(row["broker"], row["state"]) for row in brokers] == [("n1", "up"), ("n2", "up")], "a gateway is none"
+        assert (await nodes.ask("g", "GET", "/readyz"))[0] == 200
+        await _streams_of_a_group_are_of_its_node(nodes, by="g")
+        await _sends_all_else_to_nodes(nodes)
+        ran = await asyncio.to_thread(mq, "broker", "drain", "n2", "--json", url=nodes.servers["g"].url)
+        assert (orjson.loads(ran.stdout)["state"], orjson.loads(ran.stdout)["groups"]) == ("drained", 0), ran.stderr
+        assert await nodes.servers["n2"].stop() == 0
+        topic = "/mq/v1/topics/after"
+        assert (await nodes.ask("g", "PUT", topic, json={"partitions": 1}))[0] == 201, "by the node that is left"
+        for name in ("n1", "g"):
+            assert await nodes.servers[name].stop() == 0
+        assert not list((tmp_path / "g").glob("data*")), "it writes nothing"
+
+
+async def _sends_all_else_to_nodes(nodes: Nodes) -> None:
+    """Groups, schedules, dead letters, sockets and pages, by a gateway and by workers that have none of it."""
+    records = {"records": [{"value": 1, "delay_ms": 60_000}]}
+    for name in ("g", "n2"):
+        path = f"/topics/{TOPIC}/partitions/0"
+        schedule = (await nodes.done(name, "POST", path, json=records, headers=JSON))["offsets"][0]["schedule_id"]
+        for other in nodes.servers:
+            found = await nodes.done(other, "GET", f"/mq/v1/schedules/{schedule}")
+            assert found["schedule_id"] == schedule
+        assert (await nodes.ask("g", "DELETE", f"/mq/v1/schedules/{schedule}"))[0] == 204
+    recurring = {"topic": TOPIC, "every_ms": 3_600_000, "record": {"value": 1}}
+    assert (await nodes.ask("g", "PUT", "/mq/v1/recurring/hourly", json=recurring))[0] == 201
+    for other in nodes.servers:
+        assert (await nodes.done(other, "GET", "/mq/v1/recurring/hourly"))["name"] == "hourly"
+    receive = {"topics": [TOPIC], "max_messages": 3, "start": "earliest"}
+    for name in ("g", "n2", "n1"):
+        found = (await nodes.done(name, "POST", "/mq/v1/groups/all/messages:receive", json=receive))["messages"]
+        receipts = {"receipts": [row["receipt"] for row in found]}
+        acked = await nodes.done("g", "POST", "/mq/v1/groups/all/messages:ack", json=receipts)
+        assert [result["ok"] for result in acked["results"]] == [True] * 3
+    async with nodes._http.ws_connect(nodes.servers["g"].url + "/ws/v1") as socket:
+        await socket.send_json({"type": "hello", "id": 1})
+        assert (await socket.receive(timeout=PATIENCE_S)).type is aiohttp.WSMsgType.TEXT
+    async with nodes._http.get(nodes.servers["g"].url + "/") as page:
+        assert page.status == 200
+    async with nodes._http.get(nodes.servers["g"].url + "/metrics") as page:
+        assert 'mq_http_requests_total{code="200",route="produce_partition"}' in await page.text()
+    assert (await nodes.ask("g", "POST", "/topics/nowhere", json=records, headers=JSON))[0] == 404
+
+
+async def _streams_of_a_group_are_of_its_node(nodes: Nodes, by: str = "n2") -> None:
+    """An event stream and a socket of a consumer of a group, by one that does not have it."""
     topic, count = "streamed", 4
     await nodes.done("n1", "PUT", f"/mq/v1/topics/{topic}", json={"partitions": 2})
     await nodes.done("n1", "POST", "/mq/v1/groups/streams/messages:receive", json={"topics": [topic]})
     records = {"records": [{"value": number, "partition": number % 2} for number in range(count)]}
-    await nodes.done("n2", "POST", f"/topics/{topic}", json=records, headers=JSON)
-    url = f"{nodes.servers['n2'].url}/mq/v1/topics/{topic}/sse?group=streams&ack=auto"
+    await nodes.done(by, "POST", f"/topics/{topic}", json=records, headers=JSON)
+    url = f"{nodes.servers[by].url}/mq/v1/topics/{topic}/sse?group=streams&ack=auto"
     async with asyncio.timeout(PATIENCE_S), nodes._http.get(url) as stream:
         assert stream.status == 200, await stream.text()
         read = b""
         while read.count(b'"value"') < count:
-            read += await stream.content.readany()
-    await nodes.done("n2", "POST", f"/topics/{topic}", json=records, headers=JSON)
-    url = f"{nodes.servers['n2'].url}/ws/v1/consume?topic={topic}&group=streams&mode=queue&auto_ack=true"
+            piece = await stream.content.readany()
+            assert piece, read
+            read += piece
+    await nodes.done(by, "POST", f"/topics/{topic}", json=records, headers=JSON)
+    url = f"{nodes.servers[by].url}/ws/v1/consume?topic={topic}&group=streams&mode=queue&auto_ack=true"
     async with asyncio.timeout(PATIENCE_S), nodes._http.ws_connect(url) as socket:
         seen = 0
         while seen < count:
             message = await socket.receive()
             assert message.type is aiohttp.WSMsgType.TEXT, message
             seen += str(message.data).count('"value"')
+
+
+async def _subscribes_to_groups_of_both(nodes: Nodes) -> None:
+    """One socket, groups of two nodes: commands and answers, errors, a lost connection, the end."""
+    topic = "/topics/streamed"
+    values = {"records": [{"value": f"w{number}", "partition": number % 2} for number in range(4)]}
+    for name, group in (("n1", "near"), ("n2", "far"), ("n1", "kept")):
+        await nodes.done(name, "PATCH", f"/mq/v1/groups/{group}", json={"max_attempts": 3})
+    url = nodes.servers["n2"].url + "/ws/v1"
+    async with asyncio.timeout(PATIENCE_S), nodes._http.ws_connect(url) as socket:
+        talk = _Talk(socket)
+        session = (await talk.ask({"op": "hello"}))["session"]
+        for sub, group in (("a", "near"), ("b", "far")):
+            command = {"op": "subscribe", "sub": sub, "topics": ["streamed"], "group": group, "mode": "queue"}
+            assert (await talk.ask({**command, "start": "latest"}))["mode"] == "queue"
+            assert (await talk.ask(command))["error_code"] == 40960, "one of a name"
+        stream = {"op": "subscribe", "sub": "c", "topics": ["streamed"], "group": "kept", "mode": "stream"}
+        assert (await talk.ask({**stream, "member": "m", "start": "latest"}))["member"] == "m"
+        refused = {"op": "subscribe", "sub": "d", "topics": ["nowhere"], "group": "near", "mode": "queue"}
+        assert (await talk.ask(refused))["error_code"] == 40401
+        assert (await talk.ask({"op": "pause", "sub": "d"}))["error_code"] == 40450, "it never began"
+        await nodes.done("n1", "POST", topic, json=values, headers=JSON)
+        for sub in ("a", "b"):
+            found = await talk.messages(sub, 4)
+            assert sorted(one["value"] for one in found) == ["w0", "w1", "w2", "w3"]
+            acked = await talk.ask({"op": "ack", "sub": sub, "receipts": [one["receipt"] for one in found]})
+            assert [one["ok"] for one in acked["results"]] == [True] * 4
+        assert len(await talk.messages("c", 4)) == 4
+        assert (await talk.ask({"op": "seen", "subs": {"a": talk.seq["a"], "b": talk.seq["b"], "c": talk.seq["c"]}}))[
+            "ok"
+        ]
+        assert (await talk.ask({"op": "unsubscribe", "sub": "c"}))["ok"]
+        assert (await talk.ask({"op": "pause", "sub": "c"}))["error_code"] == 40450
+        transport = socket.get_extra_info("socket")
+        assert transport is not None
+        assert socket._response.connection is not None
+        assert socket._response.connection.transport is not None
+        socket._response.connection.transport.abort()
+    await nodes.done("n1", "POST", topic, json=values, headers=JSON)
+    async with asyncio.timeout(PATIENCE_S), nodes._http.ws_connect(url) as socket:
+        talk = _Talk(socket)
+        resumed = await talk.ask({"op": "hello", "resume": session, "seen": {"a": 1, "b": 1}})
+        assert resumed["resumed"] is True
+        assert resumed["subs"].keys() | resumed["ended"].keys() >= {"a", "b"}, resumed
+        for sub in resumed["subs"].keys() & {"a", "b"}:
+            await talk.messages(sub, 4)
+
+
+async def _lists_what_both_have(nodes: Nodes) -> None:
+    """Groups, delayed records, connections, figures: of all nodes, whichever is asked."""
+    rows = (await nodes.done("n1", "GET", "/mq/v1/groups"))["groups"]
+    assert {"near", "far", "kept", "streams"} <= {row["group"] for row in rows}
+    names: list[str] = []
+    query = "?limit=2&sort=name"
+    while query:
+        page = await nodes.done("n2", "GET", f"/mq/v1/groups{query}")
+        names += [row["group"] for row in page["groups"]]
+        query = page["next_cursor"] and f"?limit=2&sort=name&cursor={page['next_cursor']}"
+    assert names == sorted(row["group"] for row in rows)
+    cluster = (await nodes.done("n1", "GET", "/v3/clusters"))["data"][0]["cluster_id"]
+    v3 = (await nodes.done("n1", "GET", f"/v3/clusters/{cluster}/consumer-groups"))["data"]
+    assert [row["consumer_group_id"] for row in v3] == names
+    topic = "streamed"
+    delays = [(60_000 * (number + 1), number % 2) for number in range(6)]
+    records = {
+        "records": [{"value": number, "delay_ms": delay, "partition": p} for number, (delay, p) in enumerate(delays)]
+    }
+    sent = (await nodes.done("n1", "POST", f"/topics/{topic}", json=records, headers=JSON))["offsets"]
+    ids = [one["schedule_id"] for one in sent]
+    assert {text.partition(".")[0] for text in ids} == {"n1", "n2"}
+    for order, expected in (("due", ids), ("accepted", sorted(ids, key=lambda text: text.partition(".")[0]))):
+        found: list[str] = []
+        query = f"?topic={topic}&limit=1&order={order}"
+        while query:
+            page = await nodes.done("n2", "GET", f"/mq/v1/schedules{query}")
+            assert page["total"] == 6
+            found += [row["schedule_id"] for row in page["schedules"]]
+            assert all("at" not in row for row in page["schedules"])
+            query = page["next_cursor"] and f"?topic={topic}&limit=1&order={order}&cursor={page['next_cursor']}"
+        assert found == expected, order
+    counted = await nodes.done("n2", "GET", f"/mq/v1/schedules:histogram?topic={topic}")
+    assert (counted["total"], counted["missing_nodes"]) == (6, [])
+    batch = {"action": "cancel", "schedule_ids": [ids[1], "nonsense", ids[0], "n9.s1"]}
+    results = (await nodes.done("n1", "POST", "/mq/v1/schedules:batch", json=batch))["results"]
+    assert [(one["schedule_id"], one["ok"]) for one in results] == [
+        (ids[1], True), ("nonsense", False), (ids[0], True), ("n9.s1", False),
+    ]  # fmt: skip
+    assert (await nodes.done("n2", "DELETE", f"/mq/v1/schedules?topic={topic}"))["cancelled"] == 4
+    keyed = {"records": [{"value": 1, "delay_ms": 60_000, "partition": p, "schedule_key": f"a.{p}"} for p in (0, 1)]}
+    await nodes.done("n1", "POST", f"/topics/{topic}", json=keyed, headers=JSON)
+    for name, key in (("n1", "a.0"), ("n1", "a.1"), ("n2", "a.0")):
+        assert (await nodes.done(name, "GET", f"/mq/v1/schedules/{key}?topic={topic}"))["schedule_key"] == key
+    assert (await nodes.ask("n1", "DELETE", f"/mq/v1/schedules/a.0?topic={topic}"))[0] == 204
+    assert (await nodes.ask("n1", "DELETE", f"/mq/v1/schedules/a.0?topic={topic}"))[0] == 404
+    assert (await nodes.done("n1", "DELETE", f"/mq/v1/schedules?topic={topic}"))["cancelled"] == 1
+    for name in ("n1", "n2"):
+        rows = (await nodes.done(name, "GET", "/mq/v1/connections?limit=100"))["connections"]
+        assert {row["connection"].partition(".")[0] for row in rows} == {"n1", "n2"}
+        listed = (await nodes.done(name, "GET", "/mq/v1/topics?sort=records"))["topics"]
+        assert next(row["records"] for row in listed if row["topic"] == topic) == 16
+    await nodes.done("n1", "DELETE", "/mq/v1/groups/far")
+    assert "far" not in {row["group"] for row in (await nodes.done("n2", "GET", "/mq/v1/groups"))["groups"]}
+    path = "/mq/v1/groups/far/messages:receive"  # nobody's: of whichever is asked first
+    assert len((await nodes.done("n1", "POST", path, json={"topics": [topic], "start": "earliest"}))["messages"]) > 0
+
+
+class _Talk:
+    """One socket: answers by id, and messages by subscription."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self._socket = socket
+        self._last_id = 0
+        self._messages: dict[str, list[Any]] = {}
+        self.seq: dict[str, int] = {}
+
+    async def ask(self, command: dict[str, Any]) -> dict[str, Any]:
+        self._last_id += 1
+        await self._socket.send_json({**command, "id": self._last_id})
+        while (said := await self._next()).get("id") != self._last_id:
+            pass
+        return said
+
+    async def messages(self, sub: str, count: int) -> list[Any]:
+        while len(self._messages.get(sub, ())) < count:
+            await self._next()
+        return self._messages.pop(sub)
+
+    async def _next(self) -> dict[str, Any]:
+        message = await self._socket.receive()
+        assert message.type is aiohttp.WSMsgType.TEXT, message
+        said: dict[str, Any] = orjson.loads(message.data)
+        if said.get("op") == "messages":
+            self._messages.setdefault(said["sub"], []).extend(said["messages"])
+            self.seq[said["sub"]] = said["seq"]
+        return said
 
 
 async def _belongs_to_one_node(nodes: Nodes) -> None:
@@ -445,6 +650,24 @@ async def _goes_on_over_the_gap(nodes: Nodes, first: int) -> None:
             if len(read) == 6:
                 break
     assert read == expected
+    url = f"{nodes.servers['n2'].url}/mq/v1/topics/{TOPIC}/sse?from=earliest&partitions=0"
+    seen = b""
+    async with asyncio.timeout(PATIENCE_S), nodes._http.get(url) as stream:
+        while seen.count(b'"offset":') < 6:
+            piece = await stream.content.readany()
+            assert piece, seen
+            seen += piece
+    events = [line.removeprefix(b"data: ") for line in seen.splitlines() if line.startswith(b"data: {")]
+    assert [orjson.loads(line)["offset"] for line in events if b'"offset":' in line] == expected
+    tasks, offsets = await asyncio.to_thread(_read_by_spark, nodes.servers["n2"].url)
+    assert (tasks, offsets) == (1, expected)
+
+
+def _read_by_spark(url: str) -> tuple[int, list[int]]:
+    """What a batch read of Spark plans and reads: the gap is no records, and no tasks."""
+    reader = BatchReader(Options.parse({"url": url, "subscribe": TOPIC}), ("offset",))
+    tasks = reader.partitions()
+    return len(tasks), [row for task in tasks for rows in reader.read(task) for row in rows.column(0).to_pylist()]
 
 
 @pytest.mark.long

@@ -163,3 +163,24 @@ def test_a_node_needs_to_know_where_the_others_are_and_by_what_it_knows_them() -
         given = {name: value for name, value in {"data": Path("d"), **NODE, **changed}.items() if value is not None}
         with pytest.raises(ConfigError, match=said):
             build(given)
+
+
+def test_a_gateway_without_a_store_has_nothing_that_needs_one() -> None:
+    joined = {**NODE, "cluster.join": True}
+    del joined["cluster.node"]
+    config = build(joined)
+    assert (config.cluster.join, config.kafka_listeners, config.data.exists()) == (True, [], False)
+    assert build({**joined, "auth.enabled": True, "auth.token_file": "tokens"}).auth.enabled
+    for changed, said in (
+        ({"data": Path("d")}, "has no data directory"),
+        ({"cluster.node": "n1"}, "choose one"),
+        ({"cluster.etcd": ()}, "join needs cluster.etcd"),
+        ({"cluster.secret_file": None}, "join needs cluster.secret_file"),
+        ({"workers": 1}, "start several gateways"),
+        ({"kafka.port": 0}, "connect to nodes"),
+        ({"auth.enabled": True}, "auth.token_file"),
+    ):
+        given = {name: value for name, value in {**joined, **changed}.items() if value is not None}
+        with pytest.raises(ConfigError, match=said):
+            build(given)
+    assert build({"data": Path("d"), **NODE, "workers": 2}).workers == 2, "of a node"

@@ -132,7 +132,9 @@ def _others() -> dict[str, Schema]:
         ),
         "Limits": obj({item.name: {"type": "integer"} for item in fields(Limits)}),
         "Home": said(mapping(STRING), "The name and version of the server, and paths to go on at."),
-        "RecurringPage": obj({"recurring": array(ref("Recurring")), "next_cursor": nullable(STRING)}),
+        "RecurringPage": obj(
+            {"recurring": array(ref("Recurring")), "next_cursor": nullable(STRING)}, shown.MISSING_NODES
+        ),
         "AuditPage": obj({"entries": array(ref("AuditEntry")), "next_cursor": nullable(STRING)}),
         "AuditEntry": obj(
             {

@@ -25,6 +25,9 @@ from gateway.surfaces.openapi.shapes import (
     words,
 )
 
+MISSING_NODES = {
+    "missing_nodes": said(array(STRING), "In a cluster: the nodes that did not answer. What they have is not here.")
+}
 _HEADERS = array(obj({"key": STRING, "value": nullable(BASE64)}))
 _POSITION = {"topic": STRING, "partition": PARTITION, "offset": OFFSET}
 _TIMES = {"timestamp": said(TIME_MS, "Event time."), "store_timestamp": said(TIME_MS, "When it was stored.")}
@@ -266,6 +269,7 @@ def schedules() -> dict[str, Schema]:
                 "schedules": array(ref("Schedule")),
                 "next_cursor": nullable(STRING),
                 "total": said(nullable(COUNT), "Exact; null where it would have to be counted each time."),
-            }
+            },
+            MISSING_NODES,
         ),
     }

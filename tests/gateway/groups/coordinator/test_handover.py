@@ -12,7 +12,7 @@ import pytest
 
 from gateway.groups.coordinator.handover import Moved
 from gateway.groups.machines.config import BROADCAST
-from gateway.groups.machines.errors import GroupElsewhere, GroupFull
+from gateway.groups.machines.errors import GroupElsewhere, GroupFull, GroupUnowned
 from gateway.groups.machines.events import encode_event
 from gateway.groups.protocol import MemberKey, OffsetCommit, TopicPartition
 from tests.gateway.groups.coordinator.world import ORDERS, World, wanting, world
@@ -195,3 +195,15 @@ async def test_an_empty_group_goes_too() -> None:
     async with nodes() as (first, second, owners):
         await move(first, second, owners)
         assert owners.owner is second
+
+
+async def test_nothing_of_a_group_that_is_nobodys_is_written() -> None:
+    async with nodes() as (first, _, _):
+        await first.groups.configure(G, {"max_attempts": 3})
+        first.groups.belonging.is_owned = lambda group: group != G
+        for refused in (first.groups.receive(G, wanting()), first.groups.configure(G, {"max_attempts": 4})):
+            with pytest.raises(GroupUnowned):
+                await refused
+        assert len((await first.groups.receive("another", wanting())).messages) == 6
+        first.groups.belonging.is_owned = lambda group: True
+        assert len((await first.groups.receive(G, wanting())).messages) == 6
