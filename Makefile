@@ -8,7 +8,7 @@ PORT ?= 8082
 DATA ?= ./mq-data
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo run test test-matrix test-long mutants check format lint types imports routes clients configuration dashboard published fuzz-api bench bench-store bench-timer bench-groups bench-kafka bench-push bench-peers load load-ui bench-growth torture torture-kill torture-disk torture-timer torture-groups clean torture-spark bench-spark test-js build-js shots bench-js bench-python attack
+.PHONY: help setup demo demo-cluster run test test-matrix test-long mutants check format lint types imports routes clients configuration dashboard published fuzz-api bench bench-store bench-queues bench-timer bench-groups bench-kafka bench-push bench-peers load load-ui bench-growth torture torture-kill torture-disk torture-timer torture-groups clean torture-spark bench-spark test-js build-js shots bench-js bench-python attack
 
 help: ## What you can do here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -21,6 +21,9 @@ $(STAMP): pyproject.toml clients/python/pyproject.toml .ci/setup
 
 demo: $(STAMP) ## The whole way on real data: HTTP in, WebSocket out, delayed records, a Spark job; about a minute
 	@$(BIN)/python -m loadtest.demo
+
+demo-cluster: $(STAMP) ## The same on three nodes with etcd, while partitions move and a node is killed; two minutes
+	@$(BIN)/python -m loadtest.demo_cluster
 
 run: $(STAMP) ## A server on this machine: make run PORT=8082 DATA=./mq-data
 	@$(BIN)/mq serve --data "$(DATA)" --port "$(PORT)"
@@ -123,6 +126,9 @@ bench-push: $(STAMP) ## How fast sockets are fed, beside NATS where it can be ha
 	@.ci/setup-peers
 	@$(BIN)/python -m pip install -q --editable '.[peers]'
 	@$(BIN)/python -m loadtest.bench.push $(if $(ONLY),--only "$(ONLY)")
+
+bench-queues: $(STAMP) ## Light queues by the million: rows, reads, memory, recovery, 15,000 sockets: ONLY=inboxes SCALE=0.01 ROUNDS=1
+	@$(BIN)/python -m loadtest.bench.queues $(if $(ONLY),--only "$(ONLY)") $(if $(SCALE),--scale $(SCALE)) $(if $(ROUNDS),--rounds $(ROUNDS))
 
 bench-timer: $(STAMP) ## The timer: in one process; through a server, beside Redis and beanstalkd: ONLY=accept
 	@.ci/setup-peers

@@ -111,7 +111,7 @@ def main() -> None:
         console.print("interrupted; stopped the server and removed its folder")
         sys.exit(INTERRUPTED)
     except FAILURES as failure:
-        _say_failed(console, failure)
+        say_failed(console, failure)
         sys.exit(1)
     except ExceptionGroup as failures:
         expected, bugs = failures.split(FAILURES)
@@ -119,7 +119,7 @@ def main() -> None:
             raise
         assert expected is not None
         for one in _leaves(expected):
-            _say_failed(console, one)
+            say_failed(console, one)
         sys.exit(1)
     sys.exit(0 if is_good else 1)
 
@@ -151,7 +151,7 @@ async def stream(
     async with aiohttp.ClientSession() as session:
         await create_topic(session, url, "flights")
         await create_topic(session, url, "landed")
-        with _progress(console) as progress:
+        with progress_of(console) as progress:
             show = Shown(progress, outcome, len(records))
             async with following(session, url, ("flights", "landed"), show.take) as follower:
                 await send_flights(session, url, records, follower, show)
@@ -386,7 +386,7 @@ class RateColumn(ProgressColumn):
         return Text("" if rate is None else f"{rate:,.0f}/s", justify="right")
 
 
-def _progress(console: Console) -> Progress:
+def progress_of(console: Console) -> Progress:
     return Progress(
         TextColumn("{task.description:<24}"),
         BarColumn(bar_width=30),
@@ -397,7 +397,7 @@ def _progress(console: Console) -> Progress:
     )
 
 
-def _say_failed(console: Console, failure: BaseException) -> None:
+def say_failed(console: Console, failure: BaseException) -> None:
     console.print(f"FAILED: {str(failure) or type(failure).__name__}", markup=False, soft_wrap=True)
 
 

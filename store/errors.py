@@ -1,28 +1,28 @@
 """What can go wrong in the store, by what a caller can do about it.
 
 StoreError
-├── StoreStopped     an earlier I/O error or a shutdown: only a restart helps         (503)
-├── DiskFull         no space: reads go on, sends may be retried once space is back    (507)
-│   └── OutOfHandles the process has no file handle left: likewise                     (503)
-├── Overloaded       too many bytes wait for the writer: retry after a moment          (503)
-│   ├── SealedQueue  the queue takes no more: its partition is moving, retry after a moment (503)
-│   └── PartitionLeft  delayed records are for a partition that has moved away, likewise (503)
-├── RecordTooLarge   one batch exceeds a limit: never retry                            (413)
-├── MalformedBatch   a batch given to us is not a valid RecordBatch v2: never retry    (400)
-├── IllegalRecord    a record in a batch breaks a limit of its key or headers         (422)
-├── AlreadyStored    records of an append are known by their identity: names the originals  (409)
-├── IdentityReused   an id came again with another content: never retry                (422)
-├── SequenceGone     a producer's sequence number lies behind its newest, unused       (409)
-│   ├── SequenceGap      a batch does not follow the one before of its producer        (409)
-│   └── ProducerFenced   a newer epoch of the producer has sent                        (409)
-├── OffsetMoved      an append was to get an offset that others have taken by now      (412)
-├── TooManyIds       the window of ids, or the table of producers, is full             (429)
-├── UnknownQueue     no such queue (or topic) in this store                            (404)
-├── TopicExists      a topic of that name exists with another shape                    (409)
-├── IllegalTopic     a topic's name or shape breaks a rule                             (422)
-├── Corrupt          stored bytes fail their check; names file and position            (500)
-├── IndexDamaged     a consume queue and the log disagree: it can be built again       (500)
-├── NoLightQueues    the index of this store keeps no light queues                     (409)
+├── StoreStopped     an earlier I/O error or a shutdown: only a restart helps
+├── DiskFull         no space: reads go on, sends may be retried once space is back
+│   └── OutOfHandles the process has no file handle left: likewise
+├── Overloaded       too many bytes wait for the writer: retry after a moment
+│   ├── SealedQueue  the queue takes no more: its partition is moving, retry after a moment
+│   └── PartitionLeft  delayed records are for a partition that has moved away, likewise
+├── RecordTooLarge   one batch exceeds a limit: never retry
+├── MalformedBatch   a batch given to us is not a valid RecordBatch v2: never retry
+├── IllegalRecord    a record in a batch breaks a limit of its key or headers
+├── AlreadyStored    records of an append are known by their identity: names the originals
+├── IdentityReused   an id came again with another content: never retry
+├── SequenceGone     a producer's sequence number lies behind its newest, unused
+│   ├── SequenceGap      a batch does not follow the one before of its producer
+│   └── ProducerFenced   a newer epoch of the producer has sent
+├── OffsetMoved      an append was to get an offset that others have taken by now
+├── TooManyIds       the window of ids, or the table of producers, is full
+├── UnknownQueue     no such queue (or topic) in this store
+├── TopicExists      a topic of that name exists with another shape
+├── IllegalTopic     a topic's name or shape breaks a rule
+├── Corrupt          stored bytes fail their check; names file and position
+├── IndexDamaged     a consume queue and the log disagree: it can be built again
+├── NoLightQueues    the index of this store keeps no light queues
 ├── IndexRefused     the index is of the other kind, or half rebuilt                   (start refused)
 ├── StoreLocked      another process holds the data directory                          (start refused)
 └── FormatTooNew     the data directory was written by a newer version                 (start refused)

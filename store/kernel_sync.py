@@ -17,7 +17,7 @@ struct iocb of <linux/aio_abi.h>:
 The kernel's thread works on the processor that submitted, which belongs to the loop; a loop that is busy keeps it
 waiting until the next tick of the scheduler, milliseconds. So the loop yields when a sync takes long; not before:
 what gathers meanwhile is the next group. Work in the background yields at once, between two pieces of it
-(`yield_to_loop`): nobody's request gathers while it is being done.
+(`yield_to_loop`): no request gathers while it is being done.
 
 Where the system has none of this (no Linux, an old kernel, a sandbox that forbids it, a file system without the
 operation) there is no `KernelSync`, or it begins nothing; then a thread syncs.
@@ -46,7 +46,7 @@ LATE_S = 2e-3
 """A sync that takes longer may be waiting for the loop."""
 
 IDLE_TURN_S = 50e-6
-"""A turn of the loop that was shorter had nothing to do: while it waits, nobody waits for it."""
+"""A turn of the loop that was shorter had nothing to do: while it waits, no caller waits for it."""
 
 _libc = ctypes.PyDLL(None, use_errno=True)  # none of these calls waits: they need not give up the interpreter's lock
 

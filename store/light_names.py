@@ -6,7 +6,7 @@ beginning could not count them.
 
     name count u32 · row count u32
     first offset i64 of each name     of the first record of this batch that names it, the next one gets one more;
-                                      -1 in entries of `__timer`: it is assigned when the record is delivered
+                                      -1: not assigned; no entry in the log has it
     length u8 of each name
     count u8 of each record           how many light queues it is in
     name index u32 of each row        the names of record 0, then those of record 1, ...
@@ -21,7 +21,9 @@ beginning could not count them.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -44,10 +46,12 @@ class LightRow(NamedTuple):
 class LightNames:
     """See above. Equal when the blocks are; one object for the garbage collector, whatever is in it."""
 
-    __slots__ = ("block",)
+    __slots__ = ("_names", "block")
 
-    def __init__(self, block: Buffer) -> None:
+    def __init__(self, block: Buffer, names: Sequence[bytes] | None = None) -> None:
+        """`names`: those in it, where they are known."""
         self.block = bytes(block)
+        self._names = names
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, LightNames) and self.block == other.block
@@ -73,7 +77,8 @@ class LightNames:
         assert all(len(set(names)) == len(names) <= LIGHT_NAMES_MAX for names in names_of_records)
         name_count = len(index_of)
         return cls(
-            b"".join(
+            names=list(index_of),
+            block=b"".join(
                 (
                     _COUNTS.pack(name_count, len(indexes)),
                     struct.pack(">q", NOT_ASSIGNED) * name_count,
@@ -82,23 +87,35 @@ class LightNames:
                     struct.pack(f">{len(indexes)}I", *indexes),
                     *index_of,
                 )
-            )
+            ),
         )
 
     @property
-    def names(self) -> list[bytes]:
+    def names(self) -> Sequence[bytes]:
         """The distinct names, in the order of their first use."""
+        if self._names is not None:
+            return self._names
         name_count, _ = _COUNTS.unpack_from(self.block)
         lengths_at = _COUNTS.size + name_count * _FIRST_OFFSET_BYTES
         lengths = self.block[lengths_at : lengths_at + name_count]
         names_at = len(self.block) - sum(lengths)
         return [self.block[at:end] for at, end in pairwise(accumulate(lengths, initial=names_at))]
 
+    def let_go(self) -> None:
+        """Keep the names in the block alone from now on: as objects they take five times as much memory."""
+        self._names = None
+
     @property
     def first_offsets(self) -> Sequence[int]:
         """For each of `names`."""
         name_count, _ = _COUNTS.unpack_from(self.block)
         return struct.unpack_from(f">{name_count}q", self.block, _COUNTS.size)
+
+    @property
+    def row_count(self) -> int:
+        """Records, each as often as it has names."""
+        count: int = _COUNTS.unpack_from(self.block)[1]
+        return count
 
     @property
     def is_assigned(self) -> bool:
@@ -109,7 +126,7 @@ class LightNames:
         """The same names with the first offset of each."""
         block = bytearray(self.block)
         struct.pack_into(f">{len(first_offsets)}q", block, _COUNTS.size, *first_offsets)
-        return LightNames(block)
+        return LightNames(block, self._names)
 
     def of_records(self) -> list[list[bytes]]:
         """The names of each record."""
@@ -122,6 +139,8 @@ class LightNames:
         """For each of `names`, the index of the first record with it."""
         names = self.names
         counts, indexes = self._rows(names)
+        if len(indexes) == len(names):  # each is named once, in this order
+            return [record_index for record_index, count in enumerate(counts) for _ in range(count)]
         first = [0] * len(names)
         at = sum(counts)
         for record_index in range(len(counts) - 1, -1, -1):
@@ -133,10 +152,11 @@ class LightNames:
     def record_counts(self) -> list[int]:
         """For each of `names`, how many records have it."""
         names = self.names
-        count_of = [0] * len(names)
-        for name_index in self._rows(names)[1]:
-            count_of[name_index] += 1
-        return count_of
+        indexes = self._rows(names)[1]
+        if len(indexes) == len(names):
+            return [1] * len(names)
+        count_of = Counter(indexes)
+        return [count_of[name_index] for name_index in range(len(names))]
 
     def rows(self) -> list[LightRow]:
         """A row for each record and name, by record. The offsets are meaningless before they are assigned."""
@@ -154,7 +174,19 @@ class LightNames:
 
     def has(self, row: LightRow) -> bool:
         """Whether a record has this offset in this light queue."""
-        return row in self.rows()
+        index_of, counts, indexes, first_offsets = _opened(self.block)
+        record_index, name, offset = row
+        name_index = index_of.get(name)
+        if name_index is None or not 0 <= record_index < len(counts):
+            return False
+        at = sum(counts[:record_index])
+        if name_index not in indexes[at : at + counts[record_index]]:
+            return False
+        return offset == first_offsets[name_index] + indexes[:at].count(name_index)
+
+    def by_record(self) -> tuple[bytes, Sequence[int]]:
+        """How many names each record has, and the index of each in `names`, record after record."""
+        return self._rows(self.names)
 
     def _rows(self, names: Sequence[bytes]) -> tuple[bytes, Sequence[int]]:
         """How many names each record has, and the index of each in `names`."""
@@ -162,3 +194,11 @@ class LightNames:
         counts_at = _COUNTS.size + name_count * (_FIRST_OFFSET_BYTES + 1)
         indexes_at = len(self.block) - sum(map(len, names)) - 4 * row_count
         return self.block[counts_at:indexes_at], struct.unpack_from(f">{row_count}I", self.block, indexes_at)
+
+
+@lru_cache(maxsize=2)
+def _opened(block: bytes) -> tuple[Mapping[bytes, int], bytes, Sequence[int], Sequence[int]]:
+    """What `has` looks at: the readers of many queues look into one entry, one after the other."""
+    light = LightNames(block)
+    names = light.names
+    return {name: index for index, name in enumerate(names)}, *light._rows(names), light.first_offsets

@@ -86,6 +86,9 @@ _ONE_SIZE_MIN = 16
 STEP_ITEMS = 10_000
 """Records and headers that are checked in one step: some milliseconds."""
 
+STEP_RECORDS = 1_000
+"""Records that are encoded in one step: some milliseconds, when all have as many headers as they may."""
+
 LONG_BYTES = 256 * KiB
 """Of a batch that is not compressed and may take several steps."""
 
@@ -155,29 +158,38 @@ def encode(records: Sequence[Record]) -> bytearray:
 
     Raises RecordTooLarge when the batch would exceed BATCH_BYTES_MAX or BATCH_RECORDS_MAX.
     """
-    builder = _builder(len(records))
-    batch, count = _encoded(records, builder)
-    if count < len(records):
-        raise _no_room()
-    return batch
-
-
-def encode_most(records: Sequence[Record]) -> tuple[bytearray, int]:
-    """As `encode`, of as many of the first records as fit into one batch, and how many those are. Raises RecordTooLarge
-    when not even one does."""
-    some = records[:BATCH_RECORDS_MAX]
-    return _encoded(some, _builder(len(some)))
-
-
-def _encoded(records: Sequence[Record], builder: DefaultRecordBatchBuilder) -> tuple[bytearray, int]:
     assert records, "a batch holds at least one record"
-    append = builder.append
-    count = len(records)
-    for delta, (key, value, timestamp_ms, headers) in enumerate(records):
-        if append(delta, timestamp_ms, key, value, headers if headers.__class__ is list else list(headers)) is None:
-            count = delta
+    builder = _builder(len(records))
+    if _added(builder, records, 0) < len(records):
+        raise _no_room()
+    return _built(builder)
+
+
+def encode_most_in_steps(records: Sequence[Record]) -> Generator[None, None, tuple[bytearray, int]]:
+    """As `encode`, of as many of the first records as fit into one batch, and how many those are. It yields after each
+    STEP_RECORDS: they may have half a million headers. The generator raises RecordTooLarge when not even one fits."""
+    assert records, "a batch holds at least one record"
+    most = min(len(records), BATCH_RECORDS_MAX)
+    builder = _builder(most)
+    count = 0
+    while count < most:
+        if count:
+            yield
+        wanted = min(STEP_RECORDS, most - count)
+        added = _added(builder, records[count : count + wanted], count)
+        count += added
+        if added < wanted:
             break
     return _built(builder), count
+
+
+def _added(builder: DefaultRecordBatchBuilder, records: Sequence[Record], first: int) -> int:
+    """How many of these records had room in a batch, in which the first of them is the one at `first`."""
+    append = builder.append
+    for delta, (key, value, timestamp_ms, headers) in enumerate(records, first):
+        if append(delta, timestamp_ms, key, value, headers if headers.__class__ is list else list(headers)) is None:
+            return delta - first
+    return len(records)
 
 
 def encode_columns(keys: Sequence[bytes] | None, values: Sequence[bytes | None], timestamp_ms: int) -> bytearray:

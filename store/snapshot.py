@@ -39,7 +39,7 @@ class Snapshot(NamedTuple):
 
 
 class SnapshotFiles:
-    """Saves and loads one named state in a directory. `is_private`: nobody but the owner may read the files."""
+    """Saves and loads one named state in a directory. `is_private`: only the owner may read the files."""
 
     def __init__(self, directory: Path, name: str, files: Files, *, is_private: bool = False) -> None:
         self._is_private = is_private

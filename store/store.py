@@ -573,8 +573,8 @@ class Store:
         await self._writer.append([append], Acks.FLUSHED)
 
     async def expire_queue(self, queue: QueueKey, before_offset: int) -> None:
-        """Give up the records of a queue before an offset: from the return on nobody is shown one, durably. Their bytes
-        go with the log files they are in. Raises UnknownQueue, IllegalTopic, and what `append` raises."""
+        """Give up the records of a queue before an offset: from the return on none is returned to a reader, durably.
+        Their bytes go with the log files they are in. Raises UnknownQueue, IllegalTopic, and what `append` raises."""
         await self._topic_changes.make(
             lambda _: self._topics.decide_expire(queue, min(before_offset, self._queues.max_offset(queue)))
         )
@@ -595,7 +595,13 @@ class Store:
     def _light_ends_for_append(self, queue: QueueKey, names: Sequence[bytes]) -> Sequence[int | None]:
         """Where the light queues of a batch to be appended end; None: they have no rows. Raises NoLightQueues,
         DiskFull, StoreStopped, IndexDamaged."""
-        light = self._light_rows()
+        self.note_light()
+        return self._light_rows().ends(queue, names)
+
+    def note_light(self) -> None:
+        """Have programs that know of no light queues refuse the directory from now on. Durable on return. Raises
+        NoLightQueues, DiskFull, StoreStopped."""
+        self._light_rows()
         if not self._has_light_format:  # once in the life of a directory
             try:
                 raise_format(self.config.root, self._files, LIGHT_FORMAT)
@@ -604,7 +610,6 @@ class Store:
                     raise DiskFull(f"no room to note that there are light queues: {error}") from error
                 raise StoreStopped(f"could not note that there are light queues: {error}") from error
             self._has_light_format = True
-        return light.ends(queue, names)
 
     def _light_rows(self) -> LightRows:
         """Raises NoLightQueues."""
@@ -735,6 +740,12 @@ class Store:
     def remembered(self) -> tuple[int, int]:
         """Ids of recent sends, and numbered producers (a pair with each queue), that are remembered."""
         return self._idempotency.id_count, self._idempotency.producer_count
+
+    @property
+    def light_counts(self) -> tuple[int, int]:
+        """Rows of light queues that came since the start, and bytes of those that are in memory."""
+        light = self._queues.light
+        return (0, 0) if light is None else (light.added_count, light.pending_bytes)
 
     @property
     def waiting_bytes(self) -> int:
@@ -893,7 +904,7 @@ class Store:
 
     async def yield_to_loop(self) -> None:
         """For work in the background, between two pieces of it: the loop has its turn, and the sync that others wait
-        for has the processor. While somebody's append is under way the loop has several turns, if they are short: an
+        for has the processor. While an append is under way the loop has several turns, if they are short: an
         append takes some from its call to its answer, and would have to wait for a piece of this work in each."""
         if self._background is not None:
             self._background.yield_to_loop()
@@ -1159,7 +1170,7 @@ class Store:
     # ---- retention -----------------------------------------------------------------------------------------------
 
     def pin(self, lowest_needed: Callable[[], int]) -> None:
-        """Have retention ask, each time it looks, for the lowest log position that somebody still needs."""
+        """Have retention ask, each time it looks, for the lowest log position that is still needed."""
         self._pins.append(lowest_needed)
 
     async def _expire_now_and_then(self) -> None:
@@ -1190,7 +1201,7 @@ class Store:
 
         The checkpoint moves first: neither the topics nor the indexes need what goes, and the snapshot says that it
         goes, so that a log file missing for any other reason is noticed. Then each queue's min offset rises, so that
-        nobody is sent to a file that is about to go.
+        no reader is sent to a file that is about to go.
         """
         expired = decide_expired(
             self._log_files(),
@@ -1218,7 +1229,7 @@ class Store:
 
     async def _remove_light_rows(self, start: int, end: int) -> None:
         """Free the rows of a part of the log that is about to go: only it says which they are. Cut off by a crash, it
-        is done again before the file goes; where it fails, rows are left that nobody is shown."""
+        is done again before the file goes; where it fails, rows are left that no reader is shown."""
         light = self._queues.light
         if light is None or not light.has_rows:
             return

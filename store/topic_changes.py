@@ -9,7 +9,7 @@ to do with each other: creations of topics with different names. The table tells
 ids. Whoever asked is told when the entry is durable and all of it applied: until then no topic of it can be seen.
 
     crash                     what a restart finds
-    before the append         none of them: nobody was answered
+    before the append         none of them: no caller was answered
     during the append         all of the entry or, cut off as a torn tail, none
     after it, before `apply`  all of them: whoever got no answer may ask again, and is told that the topic is there
 """

@@ -42,6 +42,11 @@ def partition_of(queue: QueueKey) -> QueueKey:
     return QueueKey(queue.topic_id, queue.queue_id % PARTITIONS_MAX)
 
 
+def epoch_of(queue: QueueKey) -> int:
+    """The epoch of its partition in which a queue was made: 0 for one that has never moved."""
+    return queue.queue_id // PARTITIONS_MAX
+
+
 class KeyForm(StrEnum):
     """How a key that a client writes as a JSON string becomes bytes. Chosen when a topic is made, and fixed from then
     on: with another form the same key would go to another partition."""
@@ -480,7 +485,7 @@ def encode_event(event: Event) -> bytes:
 
 
 def decode_events(values: Iterable[bytes | None]) -> list[Event]:
-    """The events of the records of one entry. Raises ValueError: metadata nobody understands must not be skipped."""
+    """The events of the records of one entry. Raises ValueError: unknown metadata must not be skipped."""
     events: list[Event] = []
     for value in values:
         try:

@@ -39,6 +39,6 @@ def stretches() -> Stretches:
 
 async def others_turn() -> None:
     """Wait for the turn of the event loop in which the caller's next stretch is done, however much of it waits. The
-    stretch may wait for something, which then is in nobody's turn."""
+    stretch may wait for something, which then is in no turn."""
     async with stretches().next():
         pass

@@ -152,7 +152,7 @@ class ExportedIds(NamedTuple):
     is_last: bool
 
 
-@dataclass(slots=True, kw_only=True)  # nobody changes one; but a frozen one takes three times as long to make
+@dataclass(slots=True, kw_only=True)  # none is changed; but a frozen one takes three times as long to make
 class Append:
     """One RecordBatch to append to one queue; all of it is stored, or none.
 

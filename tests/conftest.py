@@ -9,6 +9,7 @@ elsewhere look for new ones. With MQ_NO_SKIP=1 a test that is skipped fails: CI 
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
 import sys
@@ -66,6 +67,18 @@ def _insisted(report: Report) -> Report:
         report.outcome = "failed"
         report.longrepr = f"not to be skipped with MQ_NO_SKIP: {report.longrepr}"
     return report
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_teardown() -> Generator[None, None, None]:
+    """A test that leaves a handler on the process's log fails: the handler's stream is closed when the test has ended,
+    and what a later test logs puts `Logging error` on its stderr."""
+    yield
+    root = logging.getLogger()
+    left = [handler for handler in root.handlers if not type(handler).__module__.startswith("_pytest.")]
+    for handler in left:
+        root.removeHandler(handler)
+    assert not left, f"left on the root logger: {left}"
 
 
 @pytest.hookimpl(wrapper=True)

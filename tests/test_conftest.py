@@ -1,4 +1,5 @@
-"""tests/conftest.py: where nothing may be skipped a skip is a failure, and mutants are counted."""
+"""tests/conftest.py: where nothing may be skipped a skip is a failure, and mutants are counted; no test leaves
+handlers on the log."""
 
 from __future__ import annotations
 
@@ -21,6 +22,16 @@ def test_is_marked():
 @pytest.mark.parametrize("mutant", [True, False])
 def test_every_mutant_is_killed(mutant):
     assert mutant
+"""
+
+LEAVES = """
+import logging
+
+def test_leaves():
+    logging.getLogger().addHandler(logging.StreamHandler())
+
+def test_comes_later():
+    logging.getLogger().error("heard by pytest alone")
 """
 
 
@@ -58,3 +69,10 @@ def test_a_skip_is_a_failure_where_nothing_may_be_skipped_and_mutants_are_counte
     assert "2 failed, 1 passed, 2 errors" in insisted
     for reason in ("no such tool here", "nor this one", "nowhere"):
         assert reason in insisted
+
+
+def test_a_handler_left_on_the_log_fails_the_test_that_left_it_and_no_other(tmp_path: Path) -> None:
+    (tmp_path / "test_one.py").write_text(LEAVES)
+    told = run(tmp_path)
+    assert "2 passed, 1 error" in told
+    assert "left on the root logger: [<StreamHandler" in told

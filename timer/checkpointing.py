@@ -182,7 +182,6 @@ class Checkpointing:
         state.key_rows.committed()
         await self._run_blocking(lambda: self._file.write(checkpoint))
         self._saved = progress
-        state.metrics.checkpoint_count += 1
         await self._let_go(unwritten.marks)
         await self._let_go(rows)
 

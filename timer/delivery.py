@@ -5,7 +5,8 @@ A delivered record is the accepted one (key, value, timestamp, headers) plus two
     mq-deliver-at   the due time, decimal epoch ms
     mq-schedule-id  the schedule's id; see timer/schedule.py
 
-One that was sent with a schedule key has had it in a header of its own, `mq-schedule-key`, since it was accepted.
+One that was sent with a schedule key has had it in a header of its own, `mq-schedule-key`, since it was accepted. One
+that names light queues has them in `mq-queues` until it is delivered: then they are the batch's, and in no header.
 
 The entry it travels in names its *source*: the `__timer` entry and record index it was copied from. A record that
 rolls is copied the same way, into another `__timer` entry, with its delay and origin. So each accepted copy has
@@ -17,7 +18,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import orjson
+
 from store import record_batch
+from store.light_names import LightNames
 from store.log.entry import packed_sources, unpack_delay
 from store.record_batch import Headers, Record
 from store.topics import TIMER_QUEUE
@@ -30,7 +34,10 @@ from timer.schedule import spell_schedule_id
 DELIVER_AT_HEADER = "mq-deliver-at"
 SCHEDULE_ID_HEADER = "mq-schedule-id"
 SCHEDULE_KEY_HEADER = "mq-schedule-key"
-_OUR_HEADERS = frozenset((DELIVER_AT_HEADER, SCHEDULE_ID_HEADER))
+QUEUES_HEADER = "mq-queues"
+"""A JSON array of names."""
+
+_OUR_HEADERS = frozenset((DELIVER_AT_HEADER, SCHEDULE_ID_HEADER, QUEUES_HEADER))
 
 _ROLLING = Target(*TIMER_QUEUE)  # of what is delivered nowhere yet; nothing fires into the timer's own queue
 
@@ -86,6 +93,7 @@ class Group:
     tag_hashes: list[int] = field(default_factory=list)
     tagged: bool = False
     json_values: bool = True
+    queues: list[Sequence[bytes]] = field(default_factory=list)  # light queues of each record; empty: of none
 
     def append(self) -> Append:
         """The append to `__timer` of a group that rolls. Raises RecordTooLarge."""
@@ -102,6 +110,7 @@ class Group:
             self.json_values,
             self.tag_hashes if self.tagged else (),
             packed_sources(b"".join(map(source_row, self.items))),
+            LightNames.of(self.queues),
         )
 
     def halves(self) -> tuple[Group, Group]:
@@ -119,6 +128,7 @@ class Group:
             self.tag_hashes[start:stop],
             self.tagged,
             self.json_values,
+            self.queues[start:stop],
         )
 
 
@@ -138,11 +148,16 @@ class Grouping:
         if origin_position < 0:
             origin_position, origin_index = position, record_index
         headers: Headers = due.headers[number]
+        queues: Sequence[bytes] = ()
         if rolls:
             target = _ROLLING
         else:
             target = _new(Target, (topic_id, partition))
-            headers = [header for header in headers if header[0] not in _OUR_HEADERS] if headers else []
+            if headers:
+                queues = _queues_in(headers)
+                headers = [header for header in headers if header[0] not in _OUR_HEADERS]
+            else:
+                headers = []
             headers.append((DELIVER_AT_HEADER, b"%d" % due_ms))
             headers.append((SCHEDULE_ID_HEADER, spell_schedule_id(due_ms, origin_position, origin_index)))
         size_bytes = due.sizes_bytes[number]
@@ -155,9 +170,21 @@ class Grouping:
         group.records.append(_new(Record, (due.keys[number], due.values[number], due.timestamps_ms[number], headers)))
         if rolls:
             group.delays.append(Delay(due_ms, topic_id, partition, origin_position, origin_index))
+        if queues and not group.queues:
+            group.queues = [()] * (len(group.records) - 1)
+        if queues or group.queues:
+            group.queues.append(queues)
         tag_hash = due.tag_hashes[number]
         group.tag_hashes.append(tag_hash)
         if tag_hash:
             group.tagged = True
         if not due.json_values[number]:
             group.json_values = False
+
+
+def _queues_in(headers: Headers) -> Sequence[bytes]:
+    """The light queues that a record waits to be in."""
+    for name, value in headers:
+        if name == QUEUES_HEADER and value is not None:
+            return [queue.encode() for queue in orjson.loads(value)]
+    return ()

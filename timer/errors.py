@@ -2,9 +2,9 @@
 
 StoreError
 ├── Overloaded
-│   ├── TooManySchedules   the bound on pending schedules, or on those of one second, is reached   (429)
-│   └── TimerBusy          the timer is behind, or the schedule is under way just now              (503)
-└── ScheduleKeyTaken       a pending schedule of the topic has the key                             (409)
+│   ├── TooManySchedules   the bound on pending schedules, or on those of one second, is reached
+│   └── TimerBusy          the timer is behind, or the schedule is under way just now
+└── ScheduleKeyTaken       a pending schedule of the topic has the key
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ HELD_SHARE = 2
 
 PIECE_RECORDS_MAX = 256
 PIECE_BYTES_MAX = 48 * KiB
-"""What one append delivers (a single larger record still goes), so that nobody's append waits long behind it: the log
+"""What one append delivers (a single larger record still goes), so that no append waits long behind it: the log
 takes this and some small appends in one group without a thread (store/log/pace.py)."""
 
 CATCH_UP_MS = 1000
@@ -236,7 +236,7 @@ class Firing:
 
     def _unconsumed(self, due: list[Item]) -> list[Item]:
         """What a change, or a delivery before the start, has not consumed. In the turn in which it was popped: a
-        tombstone that is met from then on ends the claim on its copy, which nobody would look for again."""
+        tombstone that is met from then on ends the claim on its copy, which would not be looked for again."""
         state = self._state
         consumed, changed = state.consumed_scheduled, state.changed
         if not consumed and not changed:

@@ -213,7 +213,7 @@ class Intake:
         """Mark the unit of a copy that a change has consumed, so that its slot's walk passes over it."""
         state = self._state
         changed = state.changed.pop(source, None)
-        # To find it takes 20 reads; that is for a start, where nobody knows what was changed before.
+        # To find it takes 20 reads; that is for a start, where it is not known what was changed before.
         position = state.timer_log.find(*source) if changed is None else changed.position
         if position is not None:
             unit = state.timer_log.read(position)

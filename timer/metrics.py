@@ -36,7 +36,6 @@ class TimerMetrics:
     already_delivered_count: int = 0
     """Found delivered in the log during recovery, and so not delivered again."""
 
-    checkpoint_count: int = 0
     checkpoint_failure_count: int = 0
 
     late_max_ms: int = 0

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from store.light_names import LightNames
 from store.types import Acks, Append, Appended, Boundary, Bounds, Entry, QueueKey, ReadResult, Source
 
 
@@ -76,6 +77,8 @@ class Due(NamedTuple):
     json_values: bool
     tag_hashes: Sequence[int]
     sources: Sequence[Source]
+    light: LightNames | None = None
+    """The light queues of the records."""
 
 
 class Partitions(Protocol):
@@ -97,7 +100,7 @@ class Partitions(Protocol):
 
 
 class OwnPartitions:
-    """The partitions of a log whose queues they are, for a timer that nobody stands above. A restart learns from the
+    """The partitions of a log whose queues they are, for a timer without a server above it. A restart learns from the
     log which records were stored."""
 
     def __init__(self, log: Log) -> None:
@@ -129,6 +132,7 @@ def append_of(due: Due, queue: QueueKey) -> Append:
         json_values=due.json_values,
         tag_hashes=due.tag_hashes,
         sources=due.sources,
+        light=due.light,
     )
 
 

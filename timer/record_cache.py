@@ -208,7 +208,7 @@ class RecordCache:
         )  # fmt: skip
         if (before := self._cached.get(entry.position)) is not None:
             if before.rows is None and rows is not None:
-                return body  # somebody else has decoded all of it meanwhile
+                return body  # another reader has decoded all of it meanwhile
             del self._cached[entry.position]
             self._bytes -= before.size_bytes
         self._bytes += size_bytes
@@ -227,7 +227,7 @@ class RecordCache:
         for some in record_batch.record_starts(entry.batch):
             starts.extend(some)
             await self._yield_to_loop()
-        if entry.position not in self._starts:  # somebody else may have come first
+        if entry.position not in self._starts:  # another reader may have come first
             self._starts_bytes += _starts_bytes(starts)
         self._starts[entry.position] = starts
         while self._starts_bytes > self._bytes_max // 2 and len(self._starts) > 1:

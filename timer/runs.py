@@ -1,7 +1,7 @@
 """Items in order, as sorted runs that are never merged as a whole. Pure.
 
 A heap or one sorted list of a hundred thousand is at some moment sorted, merged or copied in one go: for 10 to 100 ms,
-in which the event loop answers nobody. Here what is added stays the run it came in, and each operation looks at the
+in which the event loop answers no request. Here what is added stays the run it came in, and each operation looks at the
 runs' ends only: taking what is due cuts the front off each run (by bisection) and sorts these pieces.
 
     add run 3 5 9, add run 4 6, push 5      runs: [3 5 9] [4 6] [5]

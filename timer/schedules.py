@@ -16,7 +16,7 @@ There is no index of them; nothing is kept in memory but counts by minute. What 
                the schedules are looked at as by due.
 
 Listing and counting wait for no delivery and yield every few hundred units: whoever draws a chart of what is pending
-every second delays nobody. A lookup by id waits for the end of a go, so that its answer is final.
+every second delays no request. A lookup by id waits for the end of a go, so that its answer is final.
 
 An id that has no unit any more was delivered if the log shows its delivery, at or after its due time.
 """

@@ -34,7 +34,7 @@ PATIENCE_MS = 5000
 
 TURN_UNITS = 64
 """Units walked, or records scheduled or taken, between two turns of the event loop: a sixth of a millisecond.
-Somebody's request takes a few turns, and all stages may be busy at once."""
+A client's request takes a few turns, and all stages may be busy at once."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -104,7 +104,7 @@ class TimerLog:
         self._tail = bytearray()  # units from _tail_start on, in no file yet
         self._tail_start = 0
         self._marks: dict[int, bytes] = {}  # marked units that no `write` has been given yet
-        self._marking: dict[int, bytes] = {}  # ... and those that one was given; nobody changes it meanwhile
+        self._marking: dict[int, bytes] = {}  # ... and those that one was given; it is not changed meanwhile
         self._block = b""  # the last read of a file, from _block_start on
         self._block_start = 0
         self.start = 0
@@ -338,7 +338,7 @@ class TimerLog:
 
     def _read_block(self, position: int) -> None:
         """Read the block that ends with the unit at `position`, as a walk goes backwards from there; or, right behind
-        the last block, the one that begins with it: somebody reads on and on."""
+        the last block, the one that begins with it: a reader goes on and on."""
         start = position - position % self._file_bytes
         file = self._handles.get(start)
         if position < self.start or file is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from gateway.cluster.mover import Step
@@ -35,6 +35,16 @@ class MemberView(Protocol):
     @property
     def balancing(self) -> bool:
         """Whether it takes its share of the partitions."""
+        ...
+
+    @property
+    def room(self) -> str:
+        """The machine room of its node; empty when it has none."""
+        ...
+
+    @property
+    def kafka(self) -> Sequence[str]:
+        """Where Kafka clients reach its node, by the names of its listeners: NAME://HOST:PORT."""
         ...
 
 

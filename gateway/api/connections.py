@@ -17,7 +17,7 @@ class OpenConnection(Protocol):
 
     @property
     def principal(self) -> str | None:
-        """Who sent the last request on it; None: nobody has said who that is."""
+        """Who sent the last request on it; None: it sent no credentials."""
         ...
 
     @property

@@ -258,7 +258,7 @@ class Figures:
     # What goes on
 
     async def run(self) -> None:
-        """Look once a second until cancelled. A look that fails is in the log, and stops nothing: nobody's records wait
+        """Look once a second until cancelled. A look that fails is in the log, and stops nothing: no records wait
         for it."""
         while True:
             try:

@@ -7,17 +7,29 @@ accepted that could not be read.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from heapq import nsmallest
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from gateway.routing.base import Route, Routes
-from store.errors import NoLightQueues
+from gateway.api.read import out_of_range
+from gateway.api.turns import few_a_turn
+from gateway.auth.access import Access, Permission, forbidden
+from gateway.codec.records import parse_light_name, render_record
+from gateway.groups.protocol import Groups
+from gateway.routing.base import Route, Routes, TopicView
+from store.errors import NoLightQueues, StoreError
+from store.limits import MiB
+from store.record_batch import DecodedRecord, decode
 from store.turns import others_turn
-from store.types import Bounds, LightRead, LightRecord, QueueKey
+from store.types import Bounds, Entry, LightRead, LightRecord, QueueKey
 
 PARTITIONS_A_TURN = 64
 """Partitions looked at between two turns of the event loop: some 20 us each."""
+
+KEPT_ENTRY_BYTES_MAX = 1 * MiB
+"""Of an entry whose records are kept for the next reader."""
 
 
 @runtime_checkable
@@ -32,6 +44,14 @@ class LightQueues(Protocol):
         self, queue: QueueKey, name: bytes, offset: int, *, max_records: int, max_bytes: int
     ) -> LightRead:
         """See `Store.read_light`."""
+        ...
+
+    def light_names(self, queue: QueueKey, prefix: bytes, *, after: bytes, count: int) -> list[bytes]:
+        """See `Store.light_names`."""
+        ...
+
+    def note_light(self) -> None:
+        """See `Store.note_light`."""
         ...
 
     def watch_light(self, queue: QueueKey, name: bytes, wake: Callable[[], None]) -> Callable[[], None]:
@@ -63,13 +83,41 @@ class LightReader:
     def __init__(self, routes: Routes) -> None:
         self._routes = routes
 
-    def ends(self, topic: str, name: bytes, partitions: Iterable[int]) -> dict[int, int]:
-        """The offset that the next record gets, of each partition. Raises NoLightQueues, UnknownQueue, IndexDamaged."""
+    def bounds(self, topic: str, name: bytes, partition: int) -> Bounds:
+        """See `Store.light_bounds`. Raises NoLightQueues, UnknownQueue, IndexDamaged."""
+        route, broker = light_route(self._routes, topic, partition)
+        return broker.light_bounds(route.queue, name)
+
+    async def ends(self, topic: str, name: bytes, partitions: Iterable[int]) -> dict[int, int]:
+        """The offset that the next record gets, of each partition. Raises as `bounds`."""
         found = {}
-        for partition in partitions:
-            route, broker = light_route(self._routes, topic, partition)
-            found[partition] = broker.light_bounds(route.queue, name).max_offset
+        async for partition in few_a_turn(partitions, per_turn=PARTITIONS_A_TURN):
+            found[partition] = self.bounds(topic, name, partition).max_offset
         return found
+
+    async def names(self, topic: TopicView, prefix: bytes, *, after: bytes, count: int) -> list[bytes]:
+        """Up to `count` names behind `after` that begin with `prefix`, of queues that have rows in any partition, in
+        the order of their bytes. Raises as `bounds`."""
+        found: set[bytes] = set()
+        for partition in range(topic.partitions):
+            if partition % PARTITIONS_A_TURN == PARTITIONS_A_TURN - 1:
+                await others_turn()
+            route, broker = light_route(self._routes, topic.name, partition)
+            found.update(broker.light_names(route.queue, prefix, after=after, count=count))
+            if len(found) > count:
+                found = set(nsmallest(count, found))
+        return sorted(found)
+
+    async def read_one(
+        self, topic: str, name: bytes, partition: int, offset: int, *, max_records: int, max_bytes: int
+    ) -> LightRead:
+        """See `Store.read_light`: of one partition. Raises NoLightQueues, UnknownQueue, Corrupt, IndexDamaged."""
+        route, broker = light_route(self._routes, topic, partition)
+        raw_keys = self._routes.topic(topic).raw_keys
+        read = await broker.read_light(route.queue, name, offset, max_records=max_records, max_bytes=max_bytes)
+        for record in read.records:
+            record.entry.raw_keys = raw_keys  # of its topic, never another: it may be others' entry as well
+        return read
 
     async def read(
         self, topic: str, name: bytes, offsets: Mapping[int, int], *, max_records: int, max_bytes: int
@@ -83,18 +131,42 @@ class LightReader:
                 await others_turn()
             if len(records) >= max_records or max_bytes <= 0:
                 break
-            route, broker = light_route(self._routes, topic, partition)
-            raw_keys = self._routes.topic(topic).raw_keys
-            read = await broker.read_light(
-                route.queue, name, offset, max_records=max_records - len(records), max_bytes=max_bytes
+            read = await self.read_one(
+                topic, name, partition, offset, max_records=max_records - len(records), max_bytes=max_bytes
             )
-            for record in read.records:
-                record.entry.raw_keys = raw_keys  # of its topic, never another: it may be others' entry as well
-                records.append((partition, record))
+            records += [(partition, record) for record in read.records]
             max_bytes -= sum({record.entry.position: record.entry.size for record in read.records}.values())
             if read.records:
                 next_offsets[partition] = read.next_offset
         return Found(records, next_offsets)
+
+    def watch(self, topic: str, name: bytes, partition: int, end: int, wake: Callable[[], None]) -> Callable[[], None]:
+        """Call `wake` once, when the queue's end is not `end` any more, or may not be told; not within this call. The
+        answer calls that off."""
+        is_over = False
+        call_offs: list[Callable[[], None]] = []
+
+        def call_off() -> None:
+            nonlocal is_over
+            is_over = True
+            while call_offs:
+                call_offs.pop()()
+
+        def woken() -> None:
+            if not is_over:
+                call_off()
+                wake()
+
+        try:
+            route, broker = light_route(self._routes, topic, partition)
+            call_offs.append(broker.watch_light(route.queue, name, woken))
+            call_offs.append(self._routes.watch(topic, partition, woken))
+            is_behind = broker.light_bounds(route.queue, name).max_offset != end  # what came before the watch
+        except StoreError:
+            is_behind = True  # who is woken meets it again, and can say so
+        if is_behind:
+            asyncio.get_running_loop().call_soon(woken)
+        return call_off
 
     @contextmanager
     def watching(self, topic: str, name: bytes, partitions: Iterable[int], wake: Callable[[], None]) -> Iterator[None]:
@@ -108,3 +180,63 @@ class LightReader:
         finally:
             for call_off in call_offs:
                 call_off()
+
+
+class Rendering:
+    """Records of light queues as all surfaces show them. Keeps the records of the entry that it met last: one entry is
+    in many queues, and their readers come one after the other."""
+
+    def __init__(self) -> None:
+        self._position = -1
+        self._records: Sequence[DecodedRecord] = ()
+
+    def of(
+        self, topic: str, name: bytes, partition: int, records: Iterable[LightRecord], *, topic_id: int | None
+    ) -> Iterator[dict[str, object]]:
+        """Objects for orjson, as of `render_record`, with the queue and the offset there. `topic_id`: with message
+        ids."""
+        shown_name = name.decode()
+        for offset, entry, index in records:
+            item = render_record(topic, partition, self.record(entry, index), entry, None, topic_id=topic_id)
+            item["queue"] = shown_name
+            item["queue_offset"] = offset
+            yield item
+
+    def record(self, entry: Entry, index: int) -> DecodedRecord:
+        """One record of an entry."""
+        if entry.position != self._position:
+            self._records = list(decode(entry.batch))
+            self._position = entry.position if entry.size <= KEPT_ENTRY_BYTES_MAX else -1
+        return self._records[index]
+
+
+async def commit_light(
+    groups: Groups, routes: Routes, group: str, topic: str, name: bytes, offsets: Mapping[int, int]
+) -> None:
+    """Say how far a group is in a light queue, by partition; not beyond its end. Durable on return. Raises
+    NoLightQueues, UnknownQueue, IndexDamaged, RequestError, GroupError, and what writing raises."""
+    for partition, offset in offsets.items():
+        route, broker = light_route(routes, topic, partition)
+        bounds = broker.light_bounds(route.queue, name)
+        if offset > bounds.max_offset:
+            raise out_of_range(topic, partition, offset, bounds)
+        broker.note_light()  # programs that know of no light queues must not read what is written now
+    await groups.light_offsets.commit(group, topic, name.decode(), offsets)
+
+
+def names_begin(name: str) -> bytes | None:
+    """What names of several light queues begin with (`room/*`); None: it is one name. Raises RequestError."""
+    if not name.endswith("*"):
+        return None
+    return parse_light_name(name[:-1])
+
+
+def check_light(access: Access, topic: str, name: str) -> None:
+    """Raises RequestError unless the light queue, or all those of a name with `*`, may be received from: a right that
+    is denied for one of them denies them all."""
+    access.check(Permission.RECEIVE, topic=f"{topic}/{name}")
+    if name.endswith("*"):
+        begin = f"{topic}/{name[:-1]}"
+        for scope in access.scopes()[1]:
+            if Permission.RECEIVE in scope.permissions and scope.kind != "group" and scope.pattern.startswith(begin):
+                raise forbidden(Permission.RECEIVE, f"{topic}/{name}", None)

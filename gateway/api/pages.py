@@ -15,6 +15,9 @@ import orjson
 
 from gateway.errors import CURSOR_ILLEGAL, RequestError
 
+SORTED_IN_LOOP = 1_000
+"""Rows that are sorted by a figure in the event loop: a millisecond."""
+
 Row = TypeVar("Row")
 Order = Literal["asc", "desc"]
 Figure = str | int | float
@@ -28,6 +31,19 @@ class Page(NamedTuple, Generic[Row]):
     rows: list[Row]
     next_cursor: str | None
     total: int
+
+
+def encode_after(name: str) -> str:
+    """The cursor behind a name, of rows in the order of their names alone."""
+    return base64.urlsafe_b64encode(name.encode()).decode()
+
+
+def decode_after(cursor: str) -> str:
+    """The name in a cursor of `encode_after`. Raises RequestError 400/40050."""
+    try:
+        return base64.b64decode(cursor, b"-_", validate=True).decode()
+    except (binascii.Error, ValueError):
+        raise _no_cursor() from None
 
 
 def page_of(

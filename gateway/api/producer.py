@@ -23,9 +23,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
+from itertools import chain
 from operator import attrgetter
 from time import perf_counter
 from typing import NamedTuple, Protocol
+
+import orjson
 
 from gateway.api.errors import error_of
 from gateway.api.light import light_route
@@ -37,7 +40,9 @@ from gateway.codec.records import BATCH_REFUSED, STEP_RECORDS, ProduceRecord
 from gateway.codec.schedule_ids import with_node
 from gateway.codec.tags import (
     HEADER_DELAYS,
+    HEADER_QUEUES,
     MESSAGE_GROUP_HEADER,
+    QUEUES_HEADER,
     SCHEDULE_KEY_HEADER,
     TAG_HEADER,
     check_sent_in_steps,
@@ -51,10 +56,20 @@ from gateway.routing.selectors import CustomSelector, Selected
 from gateway.settings.limits import Limits
 from store import record_batch
 from store.clock import Clock
-from store.errors import AlreadyStored, DiskFull, OffsetMoved, Overloaded, RecordTooLarge, SealedQueue, StoreError
+from store.errors import (
+    AlreadyStored,
+    DiskFull,
+    NoLightQueues,
+    OffsetMoved,
+    Overloaded,
+    RecordTooLarge,
+    SealedQueue,
+    StoreError,
+)
 from store.light_names import LightNames
 from store.limits import KiB, MiB
 from store.record_batch import Headers, Record
+from store.store import LIGHT_FORMAT
 from store.topics import TIMER_QUEUE
 from store.turns import others_turn
 from store.types import (
@@ -278,6 +293,7 @@ class Producer:
         identity: RequestIdentity | None = None,
         sequence: ProducerSequence | None = None,
         expected_offset: int | None = None,
+        gives_way: bool = False,
     ) -> list[Receipt]:
         """Send records; return one receipt each, in their order, once all are as durable as `acks` says.
 
@@ -285,7 +301,8 @@ class Producer:
         (gateway/routing/select.py).
         `json_values` promises that every key and value is JSON or null. With an `identity` or a `sequence` a repeat
         stores nothing twice; it waits for an equal request that is under way. With an `expected_offset` all is stored
-        in one partition from that offset on, or nothing (412/41250).
+        in one partition from that offset on, or nothing (412/41250). With `gives_way` others have their turns while
+        many records are encoded: what is sent meanwhile may come first.
         Raises RequestError or StoreError. Before the first write nothing was stored; a store error after it leaves
         the outcome open unless it says otherwise.
         """
@@ -315,7 +332,12 @@ class Producer:
         if sequence is not None:
             _check_numbered(send, immediate, scheduled)
         # Delayed ones first: what a timer refuses, it refuses before anything of the request is stored.
-        parts = [part for lane in (*scheduled, *immediate) for part in self._parts(send, lane)]
+        parts: list[_Part] = []
+        for part in chain.from_iterable(self._parts(send, lane) for lane in (*scheduled, *immediate)):
+            if part is not None:
+                parts.append(part)
+            elif gives_way:
+                await others_turn()
         if sequence is not None and len(parts) > 1:
             raise _not_one_batch()
         for part, answer in await self._store(
@@ -573,7 +595,7 @@ class Producer:
             identity=own,
         )
         if record.queues:
-            self._check_light(view, target)
+            self._check_light(view, (target,))
             append.light = LightNames.of((record.queues,))
         return target, encoded.timestamp_ms, route, append
 
@@ -762,13 +784,18 @@ class Producer:
         if expected_offset is not None and (partition is None or sequence is not None):
             raise _not_conditional()
         selector = self.selector_of(view, selector)
+        if view.config.mq_headers and _may_name_queues(body):
+            return await self._produce_with_queues(
+                view, body, partition, acks, selector, identity=identity, sequence=sequence,
+                expected_offset=expected_offset,
+            )  # fmt: skip
         parts: list[_Part] = []
         unseen_bytes = record_count = 0
         for batch in record_batch.split(body):
             if sequence is not None and (partition is None or parts):
                 raise _not_one_batch()
             if len(parts) == self._limits.records_per_request_max:
-                raise RequestError(BATCH_REFUSED, f"More than {len(parts)} batches in one request.")
+                raise too_many_batches(len(parts))
             unseen_bytes += max(len(batch), _BATCH_BYTES)
             if unseen_bytes > _TURN_BYTES:
                 unseen_bytes = 0
@@ -804,6 +831,49 @@ class Producer:
             receipts[lane.request_indexes[0]] = BatchReceipt(lane.partition, offset, append.record_count, answer.acks)
             self._count(topic, append.record_count)
         return [receipts[part.lane.request_indexes[0]] for part in parts]
+
+    async def _produce_with_queues(
+        self,
+        view: TopicView,
+        body: bytes,
+        partition: int | None,
+        acks: Acks,
+        selector: str | None,
+        *,
+        identity: RequestIdentity | None,
+        sequence: ProducerSequence | None,
+        expected_offset: int | None,
+    ) -> list[BatchReceipt]:
+        """As `produce_batches`, of records that may name light queues by header: each batch is opened, and stored after
+        the one before it."""
+        batches: list[list[ProduceRecord]] = []
+        for batch in record_batch.split(body):
+            if len(batches) == self._limits.records_per_request_max or (sequence is not None and batches):
+                raise _not_one_batch() if sequence is not None else too_many_batches(len(batches))
+            await in_turns(check_sent_in_steps(batch, allowed=HEADER_QUEUES))
+            records: list[ProduceRecord] = []
+            for record in opened(batch, allowed=HEADER_QUEUES):
+                records.append(record)
+                if len(records) % STEP_RECORDS == 0:
+                    await others_turn()
+            batches.append(records)
+        receipts: list[BatchReceipt] = []
+        record_count = 0
+        for records in batches:
+            target = self._next(view, selector) if partition is None else partition
+            first, *_ = await self.produce(
+                view.name,
+                records,
+                partition=target,
+                json_values=False,
+                acks=acks,
+                identity=None if identity is None else identity.at(record_count),
+                sequence=sequence,
+                expected_offset=None if expected_offset is None else expected_offset + record_count,
+            )
+            receipts.append(BatchReceipt(first.partition, first.offset, len(records), first.acks, first.duplicate))
+            record_count += len(records)
+        return receipts
 
     async def checked(self, topic: str, batch: Buffer) -> tuple[int, Sequence[int]]:
         """The number of records of a raw batch, and their tag hashes; of a large one with others' turns in between.
@@ -869,7 +939,7 @@ class Producer:
                 record._replace(msg_id=f"{begin}/{first + index & _SEQUENCE_MAX}")
                 for index, record in enumerate(records)
             ]
-        return await self.produce(topic, records, partition=partition, json_values=False, acks=acks)
+        return await self.produce(topic, records, partition=partition, json_values=False, acks=acks, gives_way=True)
 
     def finish_batch(self, begun: Begun) -> BatchReceipt:
         """Where a begun batch is. Raises what the broker's answer raises."""
@@ -960,6 +1030,8 @@ class Producer:
                     if (lists := timers.get(target)) is None:
                         broker = self._routes.writable(view.name, target).broker
                         timers[target] = lists = by_timer.setdefault(broker, ([], [], []))
+                    if record.queues:
+                        stored = _with_queues(stored, record.queues)
                     lists[0].append(request_index)
                     lists[1].append(stored)
                     lists[2].append(new(Delay, (due_ms, topic_id, target, -1, 0)))
@@ -985,11 +1057,16 @@ class Producer:
             raise RequestError(DELAY_ILLEGAL, rule, validation_errors=[f"records[{request_index}].{rule}"])
         return due_ms
 
-    def _parts(self, send: _Send, lane: _Lane) -> Iterator[_Part]:
-        """The lane encoded as one append, or as several in order when one would break a limit."""
+    def _parts(self, send: _Send, lane: _Lane) -> Iterator[_Part | None]:
+        """The lane encoded as one append, or as several in order when one would break a limit. None after each step of
+        long work."""
         partition = lane.delays[0].partition if lane.delays else lane.partition
         route = self._routes.writable(send.view.name, partition)
-        for own, batch in _encode(lane):
+        for encoded in _encode(lane):
+            if encoded is None:
+                yield None
+                continue
+            own, batch = encoded
             if len(own.records) < len(lane.records) and any(lane.keys):
                 raise RequestError(BATCH_REFUSED, "Records with a schedule_key must fit one batch: send fewer at once.")
             if self._compress and not own.delays:
@@ -1004,14 +1081,30 @@ class Producer:
                 identity=send.identity_of(own.request_indexes),
             )
             if send.has_queues:
-                append.light = LightNames.of([send.records[index].queues or () for index in own.request_indexes])
-                if append.light is not None:
-                    self._check_light(send.view, partition)
+                light = LightNames.of([send.records[index].queues or () for index in own.request_indexes])
+                if light is not None:
+                    self._check_light(send.view, {delay.partition for delay in own.delays} or {partition})
+                    append.light = None if own.delays else light  # then in a header, until they are delivered
             yield _Part(own, route, append)
 
-    def _check_light(self, view: TopicView, partition: int) -> None:
-        """Raises NoLightQueues for a partition whose light queues nobody could read."""
-        light_route(self._routes, view.name, partition)
+    def check_light(self, topic: str, record: ProduceRecord) -> None:
+        """Raises NoLightQueues for a record that names light queues that could not be read, UnknownQueue,
+        UnknownPartition."""
+        if record.queues:
+            view = self._routes.topic(topic)
+            target = self._target(view, record, None, None)
+            assert target is not None
+            self._check_light(view, (target,))
+
+    def _check_light(self, view: TopicView, partitions: Iterable[int]) -> None:
+        """Raises NoLightQueues for a partition whose light queues could not be read, and before all nodes know them."""
+        if behind := self._routes.lacking(LIGHT_FORMAT):
+            raise NoLightQueues(
+                f"node {behind[0]} runs a version of mq that knows no light queues: they can be used when all nodes "
+                "have been upgraded"
+            )
+        for partition in partitions:
+            light_route(self._routes, view.name, partition)[1].note_light()
 
     def _answer_known(self, send: _Send, part: _Part, found: Mapping[int, Original]) -> _Part | None:
         """Fill in the receipts of records that an earlier send has stored; the part with the others, if any."""
@@ -1026,7 +1119,8 @@ class Producer:
             )
         if len(found) == count:
             return None
-        (rest,) = self._parts(send, lane.only([index for index in range(count) if index not in found]))
+        left = lane.only([index for index in range(count) if index not in found])
+        (rest,) = (part for part in self._parts(send, left) if part is not None)
         return rest
 
     def _answer(self, send: _Send, part: _Part, answer: Appended) -> None:
@@ -1077,6 +1171,7 @@ def _hashed_ids(topic_id: int, ids: Iterable[str | None]) -> list[bytes]:
     return hashed
 
 
+_QUEUES_HEADER_BYTES = QUEUES_HEADER.encode()
 _TAG_OF = attrgetter("tag")
 _QUEUES_OF = attrgetter("queues")
 _MSG_ID_OF = attrgetter("msg_id")
@@ -1101,6 +1196,12 @@ def _all_of(first: Original, count: int) -> dict[int, Original]:
     if first.offset is None:
         return dict.fromkeys(range(count), first)
     return {index: first._replace(offset=first.offset + index) for index in range(count)}
+
+
+def _with_queues(record: Record, queues: Sequence[bytes]) -> Record:
+    """A record that waits to be delivered, with the light queues that it will be in (timer/delivery.py)."""
+    names = orjson.dumps([name.decode() for name in queues])
+    return record._replace(headers=[*record.headers, (QUEUES_HEADER, names)])
 
 
 def _schedule_keys(records: Sequence[ProduceRecord], request_indexes: Sequence[int]) -> Sequence[bytes | None]:
@@ -1146,6 +1247,16 @@ def _not_conditional() -> RequestError:
         "If-Match is for records of one partition that the request names, without delay, msg_id or Mq-Sequence; "
         "an Idempotency-Key may go with it"
     )
+
+
+def too_many_batches(count: int) -> RequestError:
+    """The answer to more raw batches in one request than it may have."""
+    return RequestError(BATCH_REFUSED, f"More than {count} batches in one request.")
+
+
+def _may_name_queues(body: bytes) -> bool:
+    """Whether a record of raw batches may have the header of light queues: what is compressed is opened to see."""
+    return _QUEUES_HEADER_BYTES in body or any(map(record_batch.is_compressed, record_batch.split(body)))
 
 
 def _not_one_batch() -> RequestError:
@@ -1220,10 +1331,11 @@ def _check_sizes(records: Iterable[_Sized], bytes_max: int) -> None:
             raise RequestError(RECORD_TOO_LARGE, rule, validation_errors=[f"records[{request_index}]: {rule}"])
 
 
-def _encode(lane: _Lane) -> Iterator[tuple[_Lane, bytearray]]:
-    """The lane as one batch, or as several in order when one would break a limit. Never too large for one record."""
+def _encode(lane: _Lane) -> Iterator[tuple[_Lane, bytearray] | None]:
+    """The lane as one batch, or as several in order when one would break a limit. Never too large for one record. None
+    after each step of long work."""
     while True:
-        batch, count = record_batch.encode_most(lane.records)
+        batch, count = yield from record_batch.encode_most_in_steps(lane.records)
         if count == len(lane.records):
             yield lane, batch
             return

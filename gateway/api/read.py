@@ -1,23 +1,29 @@
 """Reading a partition and waiting at its end: every way out (pull, long poll, stream, socket, consumer instance) goes
 through here, in logical offsets.
 
-A partition may be a chain of queues on several brokers: `routing/` reads it in the partition's offsets, so nobody above
-it knows about queues.
+A partition may be a chain of queues on several brokers: `routing/` reads it in the partition's offsets, so no module
+above it knows about queues.
 
-A read never waits. A caller at the end of partitions is woken by `watch` (one call for one end) or `watching` (several
-ends, for the length of a block), and reads again. Deadlines, least amounts of bytes, rights that end and
-a server that shuts down are the surface's: it knows what it owes its client. What a wake-up says is only that reading
-is worth another try, so a partition that is gone or fails wakes too, and the read says why.
+A read never waits: who holds something for its answer gives that back before it waits for a node that restarts
+(gateway/routing/patience.py). Bounds and searches by time do wait for one. A caller at the end of partitions is woken
+by `watch` (one call for one end) or `watching` (several ends, for the length of a block), and reads again. Deadlines,
+least amounts of bytes, rights that end and a server that shuts down are the surface's: it knows what it owes its
+client. What a wake-up says is only that reading is worth another try, so a partition that is gone or fails wakes too,
+and the read says why.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from functools import partial
 from typing import NamedTuple
 
+from gateway.api.turns import few_a_turn
+from gateway.brokers.base import BrokerUnreachable
 from gateway.errors import EPOCH_CHANGED, OFFSET_OUT_OF_RANGE, RequestError, invalid
 from gateway.routing.base import Routes, TopicView, UnknownPartition
+from gateway.routing.patience import patiently
 from gateway.routing.reading import PartitionReader
 from gateway.routing.tail_watcher import TailWatcher, Wake
 from store.types import OFFSET_MAX, Boundary, Bounds, Entry, ReadStatus
@@ -83,11 +89,14 @@ class Consumer:
         )
         return Fetched(entries, status, low, high, next_offset)
 
-    @contextmanager
-    def watching(self, tails: Iterable[Tail], wake: Wake) -> Iterator[None]:
-        """Within the block, call `wake` when one of these ends has moved or cannot be told: once for each at most."""
-        call_offs = [self.watch(*tail, wake) for tail in tails]
+    @asynccontextmanager
+    async def watching(self, tails: Sequence[Tail], wake: Wake) -> AsyncIterator[None]:
+        """Within the block, call `wake` when one of these ends has moved or cannot be told: once for each at most. Of
+        many, a few are watched in each turn of the event loop: an end that is not known is asked for by a task."""
+        call_offs: list[Callable[[], None]] = []
         try:
+            async for tail in few_a_turn(tails):
+                call_offs.append(self.watch(*tail, wake))
             yield
         finally:
             for call_off in call_offs:
@@ -96,7 +105,10 @@ class Consumer:
     async def bounds(self, topic: str, partition: int) -> Bounds:
         """The first readable offset, and the one the next record will get. Raises as `fetch`."""
         self._check(topic, partition)
-        return await self._reader.bounds(topic, partition)
+        try:
+            return await self._reader.bounds(topic, partition)
+        except BrokerUnreachable as error:
+            return await patiently(partial(self._reader.bounds, topic, partition), error)
 
     async def offset_for_time(
         self, topic: str, partition: int, time_ms: int, boundary: Boundary = Boundary.LOWER
@@ -105,7 +117,11 @@ class Consumer:
         of the last one stored at or before it, the first offset when there is none. DATED: where a search by the time
         of the records themselves begins. Raises as `fetch`."""
         self._check(topic, partition)
-        return await self._reader.offset_for_time(topic, partition, time_ms, boundary)
+        search = partial(self._reader.offset_for_time, topic, partition, time_ms, boundary)
+        try:
+            return await search()
+        except BrokerUnreachable as error:
+            return await patiently(search, error)
 
     async def resolve_offset(self, topic: str, partition: int, spec: OffsetSpec) -> int:
         """The offset a reader who asked for `spec` begins at. Numbers from 0 on pass as they are, in bounds or not.

@@ -91,7 +91,7 @@ class Tasks:
         try:
             answer = await work
         except Exception as error:
-            if result.done():  # nobody is there to be told
+            if result.done():  # the caller was cancelled
                 raise
             result.set_exception(error)
         else:

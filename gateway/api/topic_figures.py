@@ -1,7 +1,7 @@
 """How much topics hold and get: exactly for a few, and as it was some seconds ago for all of them, to sort by.
 
-What all hold is added up over every partition, a tenth of a second for 100,000: in turns of the event loop, at most
-once in SNAPSHOT_MS, whoever asks, and never when nobody does.
+What all hold is added up over every partition, a tenth of a second for 100,000: in turns of the event loop, at
+most once in SNAPSHOT_MS, and only when a request asks for them.
 """
 
 from __future__ import annotations

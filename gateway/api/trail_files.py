@@ -3,7 +3,7 @@
     DATA/audit/actions-00000007.jsonl      what was done, or has failed
     DATA/audit/schedules-00000001.jsonl    schedules cancelled, moved and fired, recurring ones changed: senders do
                                             that by the thousand
-    DATA/audit/refused-00000003.jsonl      what was refused: anybody can cause that
+    DATA/audit/refused-00000003.jsonl      what was refused: any client can cause that
     DATA/audit/tokens-00000001.jsonl       tokens made and revoked, backups made and restored by `mq`, a process beside
                                             the server
 

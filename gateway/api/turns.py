@@ -1,9 +1,10 @@
-"""A request may name thousands of things, and nobody else is served while they are gone through: so they are gone
+"""A request may name thousands of things, and no other request is served while they are gone through: so they are gone
 through a few a turn of the event loop."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Generator, Iterable
+import asyncio
+from collections.abc import AsyncIterator, Callable, Generator, Iterable
 from operator import length_hint
 from typing import TypeVar
 
@@ -26,6 +27,12 @@ async def in_turns(steps: Generator[None, None, Result]) -> Result:
             result: Result = end.value
             return result
         await others_turn()
+
+
+async def aside(work: Callable[[], T], *, is_long: bool) -> T:
+    """What is worked out here, or, when it may take long, in a thread, between whose steps the event loop has its
+    turns."""
+    return await asyncio.to_thread(work) if is_long else work()
 
 
 async def few_a_turn(items: Iterable[T], *, per_turn: int = ITEMS_PER_TURN) -> AsyncIterator[T]:

@@ -1,7 +1,7 @@
 """Whom a network address stands for, where callers are counted by address. Pure.
 
 An IPv6 caller has 2**64 addresses of its own, so its network counts. What a proxy says about its clients
-(X-Forwarded-For) is not listened to: anybody can send that.
+(X-Forwarded-For) is ignored: any client can send that.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     tokens   one is made, shown once, or revoked; each change is as `mq token` makes it, under the same lock
     rules    the file is replaced as a whole, by whoever has seen it as it is (its tag); its comments stay
 
-Nobody grants more than they have: what a new token or a changed rule allows, its maker must be allowed, by one scope of
-their own that covers it, and what they are denied it must deny. To take a denial out of a rule is to grant it.
+A principal grants no more than it has: what a new token or a changed rule allows, its maker must be allowed, by one
+scope of their own that covers it, and what they are denied it must deny. To take a denial out of a rule is to grant it.
 All of it waits for the disk in a thread. Raises OSError, TokenFileError, ValueError, and what is said beside each.
 """
 
@@ -28,7 +28,7 @@ from store.clock import Clock
 
 
 class TooMuch(Exception):
-    """Somebody would grant what they do not have. The message names it."""
+    """The principal would grant what it does not have. The message names it."""
 
 
 class Changed(Exception):
@@ -141,7 +141,7 @@ def check_grant(granted: Rights, maker: Rights) -> None:
 
 
 def check_rules(before: Acl, after: Acl, maker: Rights) -> None:
-    """Raises TooMuch unless its maker has all that a change of rules gives to anybody."""
+    """Raises TooMuch unless its maker has all that a change of rules gives to any principal."""
     for principal in before.rules().keys() | after.rules().keys():
         old, new = before.rules().get(principal, Rights()), after.rules().get(principal, Rights())
         known = set(old.allow)

@@ -265,7 +265,7 @@ class PolicyAuthenticator:
         """Raises RequestError."""
         policy = self._policy
         if tokens.is_static(token):
-            # Even while the address has to wait: this check is quick, and nobody guesses 256 bits.
+            # Even while the address has to wait: this check is quick, and 256 bits cannot be guessed.
             record = tokens.find(policy.tokens, token)
             if record is None:
                 raise self._refused("an unknown or revoked token", address)

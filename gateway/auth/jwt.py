@@ -18,19 +18,19 @@ import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
-
-import jwt
-from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePublicKey
-from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
-from cryptography.hazmat.primitives.serialization import load_pem_public_key
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from gateway.auth.access import Scope
 from gateway.auth.scopes import parse_scopes
 
+# PyJWT and cryptography are loaded by the functions that need them: a tenth of a server's start, for few servers.
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+    from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
+
+    Key = bytes | RSAPublicKey | EllipticCurvePublicKey
+
 Algorithm = Literal["HS256", "RS256", "ES256"]
-Key = bytes | RSAPublicKey | EllipticCurvePublicKey
 
 JWT_CHARS_MAX = 8190
 """Longer ones would not fit into a header either."""
@@ -84,6 +84,8 @@ class JwtVerifier:
 
     def verify(self, token: str) -> Claims:
         """The claims of a token. Raises JwtRefused, whose text never repeats the token."""
+        import jwt
+
         if len(token) > JWT_CHARS_MAX:
             raise JwtRefused("too long")
         reason = "no key"
@@ -144,6 +146,11 @@ def _secret(content: bytes) -> tuple[str, Key]:
 
 
 def _public_keys(content: bytes, algorithm: Algorithm) -> list[tuple[str, Key]]:
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+    from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
+    from cryptography.hazmat.primitives.serialization import load_pem_public_key
+
     found = list(_PEM.finditer(content))
     if not found:
         raise ValueError(f"{algorithm} wants public keys in PEM (-----BEGIN PUBLIC KEY-----)")
@@ -166,6 +173,9 @@ def _public_keys(content: bytes, algorithm: Algorithm) -> list[tuple[str, Key]]:
 
 
 def _fits(key: object, algorithm: Algorithm) -> bool:
+    from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePublicKey
+    from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
+
     if algorithm == "RS256":
         return isinstance(key, RSAPublicKey) and key.key_size >= RSA_BITS_MIN
     return isinstance(key, EllipticCurvePublicKey) and isinstance(key.curve, SECP256R1)

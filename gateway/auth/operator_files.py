@@ -92,7 +92,7 @@ def give_to_owner(path: Path, *, like: Path) -> None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """While nobody else who asks so changes this file."""
+    """An exclusive lock on this file among those who take it."""
     lock = path.with_name(path.name + ".lock")
     fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _MODE)
     try:

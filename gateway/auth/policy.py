@@ -3,7 +3,7 @@
 A `Policy` is a snapshot of the token file, the ACL file and the keys for JWTs. `PolicyFiles` knows the files and
 notices when one of them changed, by its time, size and inode, so that a rename (ours, an editor's, Kubernetes') counts.
 A file that cannot be read after a change keeps what was read before in force: the operator finds it in the log, and
-nobody is locked out by a typing mistake. At the start it is refused.
+a typing mistake locks no client out. At the start it is refused.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ A scope is a text, in token files, ACL files, JWTs and on the command line:
     receive:topic:orders/user/42   the light queue user/42 of a topic; orders/user/* for several, orders for all of them
     operate                     the server's inside: metrics
     audit                       who did what: the trail of admin actions
-    access                      who may do what: tokens and rules; nobody grants more than they have
+    access                      who may do what: tokens and rules; a principal grants no more than it has
     admin                       everything
 
     role      permissions
@@ -16,7 +16,7 @@ A scope is a text, in token files, ACL files, JWTs and on the command line:
     writer    describe, send
     admin     describe, send, receive, create, delete
 
-Denied unless a scope allows it; a denying scope wins over every allowing one. Nobody may send to a name that begins
+Denied unless a scope allows it; a denying scope wins over every allowing one. No client may send to a name that begins
 with "%": those topics (`%RETRY%`, `%DLQ%`) are written by consumer groups, which believe the headers they find there.
 
 What a group has written is copies of records of other topics. So no scope allows to describe or receive it by its name:

@@ -3,7 +3,7 @@
     mq_4f7k2q9xw3bd_<43 characters of base64url>      what a client sends: an id, and 256 random bits
 
 The file has the id and the SHA-256 of the whole token, never the token: it is shown once, when it is made. A fast hash
-is right for 256 random bits, which nobody can guess; it would be wrong for a password. One JSON object:
+is right for 256 random bits, which cannot be guessed; it would be wrong for a password. One JSON object:
 
     {"format": 1, "tokens": [{"id": …, "principal": …, "sha256": …, "scopes": […], "created_ms": …, "expires_ms": …}]}
 
@@ -184,7 +184,7 @@ def change_tokens(
 ) -> None:
     """Read, change and replace the file; durable on return. Nothing is changed when `change` raises.
 
-    `record` is called when the change is durable, before anybody else may make one. Raises TokenFileError, OSError.
+    `record` is called when the change is durable, before another may be made. Raises TokenFileError, OSError.
     """
     if not path.parent.exists():
         path.parent.mkdir(parents=True, exist_ok=True, mode=_DIRECTORY_MODE)

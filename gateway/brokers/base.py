@@ -18,11 +18,16 @@ ALONE = "local"
 
 
 class BrokerUnreachable(Overloaded):
-    """The broker cannot be reached, and was not asked. Nothing was stored."""
+    """The broker cannot be reached, and was not asked. Nothing was stored. `away_s`: for how long it has not been
+    reached, as far as is known here."""
+
+    def __init__(self, message: str, away_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.away_s = away_s
 
 
 class AnswerLost(StoreError):
-    """The broker was asked, and its answer did not arrive: nobody here knows whether it was done."""
+    """The broker was asked, and its answer did not arrive: it may or may not have been done."""
 
 
 class Broker(Protocol):

@@ -240,7 +240,7 @@ class EventLog(Generic[EventT]):
 
     async def _applied(self, group: Sequence[_Call[EventT]], appended: Appended) -> None:
         """Apply events in the order of the log, and wake who waits (E1, E3). Those of one call in one turn of the event
-        loop: nobody sees a part of them."""
+        loop: no reader sees a part of them."""
         end_offset = appended.base_offset + sum(len(call.events) for call in group)
         self._entries.append((end_offset - 1, appended.position))
         position, index, new = appended.position, 0, tuple.__new__
@@ -345,7 +345,7 @@ class EventLog(Generic[EventT]):
             await to_its_end(self._write_all())
             await self.save()
         self._is_closed = True
-        self._refuse(self._waiting, self._stopped())  # came while the snapshot was saved; nobody writes it any more
+        self._refuse(self._waiting, self._stopped())  # came while the snapshot was saved, and will not be written
         self._waiting.clear()
 
     def _events_of(self, path: str, position: int, values: Iterable[bytes | None]) -> list[EventT]:

@@ -85,6 +85,14 @@ class LocalBroker:
         """See `Store.read_light`."""
         return await self._store.read_light(queue, name, offset, max_records=max_records, max_bytes=max_bytes)
 
+    def light_names(self, queue: QueueKey, prefix: bytes, *, after: bytes, count: int) -> list[bytes]:
+        """See `Store.light_names`."""
+        return self._store.light_names(queue, prefix, after=after, count=count)
+
+    def note_light(self) -> None:
+        """See `Store.note_light`."""
+        self._store.note_light()
+
     def watch_light(self, queue: QueueKey, name: bytes, wake: Callable[[], None]) -> Callable[[], None]:
         """See `Store.watch_light`."""
         return self._store.watch_light(queue, name, wake)

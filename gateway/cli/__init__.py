@@ -18,6 +18,7 @@ from gateway.cli import (
     audit,
     bench,
     broker,
+    cluster,
     complete,
     config,
     context,
@@ -56,6 +57,7 @@ app.add_typer(topic.app, name="topic")
 app.add_typer(group.app, name="group")
 app.add_typer(broker.app, name="broker")
 app.add_typer(partition.app, name="partition")
+app.add_typer(cluster.app, name="cluster")
 app.add_typer(schedule.app, name="schedule")
 app.add_typer(recurring.app, name="recurring")
 app.command("send")(send.send)

@@ -45,7 +45,7 @@ def check(data: Data = None, config: Config = None) -> None:
 def show(data: Data = None, config: Config = None, as_json: Json = False) -> None:
     """Show every setting, its value, and where that came from.
 
-    Secrets are in files of their own, which settings only name, so what is shown can be shown to anybody.
+    Secrets are in files of their own, which settings only name, so the output holds no secret.
 
     [b]Examples[/b]
 

@@ -1,4 +1,4 @@
-"""`mq context`: servers by name, with what it takes to use them, so that nobody types URLs and tokens.
+"""`mq context`: servers by name, with what it takes to use them, instead of typed URLs and tokens.
 
 They are in `mq/contexts.json` below XDG_CONFIG_HOME (`~/.config`), which only its owner may read: it holds tokens, in
 clear. Each change replaces the file as a whole, so a crash leaves the old one or the new one. What a context says comes

@@ -174,7 +174,7 @@ def backup(
       mq backup ./data /backup/mq-$(date +%F)
       mq backup ./data /backup/mq-tuesday --link-from /backup/mq-monday
     """
-    made = _copied(data, out, link_from, do_verify=do_verify, doing="backing up")
+    made = copied(data, out, link_from, do_verify=do_verify, doing="backing up")
     record(data, "backup.make", {"backup": str(out.resolve())})  # whoever reads the copy may read all records
     covered = time_shown(made.began_ms)
     if as_json:
@@ -209,7 +209,7 @@ def restore(
 
     if not (source / MANIFEST).is_file():
         raise CliError(f"{source} has no {MANIFEST}: it is no backup, or one that was cut off")
-    made = _copied(source, data, None, do_verify=do_verify, doing="restoring")
+    made = copied(source, data, None, do_verify=do_verify, doing="restoring")
     record(data, "backup.restore", {"backup": str(source.resolve())})
     if as_json:
         print_json({"data": str(data), "verified": do_verify, "log_begin": made.log_begin, "log_end": made.log_end})
@@ -235,7 +235,7 @@ def _checked(data: Path) -> VerifyReport:
     return report
 
 
-def _copied(data: Path, out: Path, link_from: Path | None, *, do_verify: bool, doing: str) -> BackupReport:
+def copied(data: Path, out: Path, link_from: Path | None, *, do_verify: bool, doing: str) -> BackupReport:
     """A whole copy of a data directory under its final name, or none. Raises CliError."""
     from gateway.api.trail_files import DIRECTORY as TRAIL_DIRECTORY
     from gateway.auth.config import DIRECTORY as AUTH_DIRECTORY

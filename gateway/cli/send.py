@@ -81,6 +81,10 @@ def send(
     tag: TagOption = None,
     headers: HeadersOption = None,
     partition: PartitionOption = None,
+    queues: Annotated[
+        list[str] | None,
+        typer.Option("--queue", help="A light queue that it is in as well; repeatable.", metavar="NAME"),
+    ] = None,
     msg_id: Annotated[
         str | None,
         typer.Option(help="An id of your own: sent again with it within ten minutes, the record is stored once."),
@@ -105,6 +109,7 @@ def send(
       mq send orders '{"sku": 9, "count": 1}' --key user-1
       mq send orders hello --format text --delay 90s
       mq send orders 1 --header trace=abc --partition 2 --msg-id order-77
+      mq send chat '"hello"' --queue user/42 --queue room/7
       mq send flights --file flights.jsonl --key-field tailnum
       seq 100 | mq send numbers -
     """
@@ -123,6 +128,8 @@ def send(
         common["headers"] = [parse_header(text) for text in headers]
     if partition is not None:
         common["partition"] = partition
+    if queues:
+        common["queues"] = queues
     if msg_id is not None:
         common["msg_id"] = msg_id
     if schedule_key is not None:

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from gateway.cli.terminal import USAGE, CliError
+from gateway.main.garbage import collector_off
 from store.errors import StoreError
 
 
@@ -79,13 +80,14 @@ def serve(
       MQ_DATA=/var/lib/mq mq serve --config /etc/mq.toml
     """
     # Here, not at the top: a client command need not load the server.
-    import uvloop
+    with collector_off():
+        import uvloop
 
-    from gateway.auth.policy import PolicyError
-    from gateway.cluster.metadata import MetadataError
-    from gateway.main import logs, wiring
-    from gateway.main.tls import TlsError
-    from gateway.settings.config import ConfigError, load
+        from gateway.auth.policy import PolicyError
+        from gateway.cluster.metadata import MetadataError
+        from gateway.main import logs, wiring
+        from gateway.main.tls import TlsError
+        from gateway.settings.config import ConfigError, load
 
     flags = {
         "data": data,

@@ -139,7 +139,7 @@ def number_of(value: object) -> int:
 
 
 def print_line(text: str) -> None:
-    """One line on stdout. Not flushed. Ends the command when nobody reads any more, as `head` does after enough."""
+    """One line on stdout. Not flushed. Ends the command when the reader has closed the pipe, as `head` does."""
     try:
         sys.stdout.write(text + "\n")
     except BrokenPipeError:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from gateway.api.shapes.queries import LIST_ROWS_MAX
-from gateway.cli.client import Client, ask, path_segment
+from gateway.cli.client import Client, ask, path_segment, query
 from gateway.cli.complete import topic_names
 from gateway.cli.terminal import (
     URL_DEFAULT,
@@ -201,6 +201,45 @@ def offsets(
     fields = ("partition", "beginning_offset", "end_offset", *(() if at is None else ("offset_for_time",)))
     headings = ("partition", "first", "next", "offset")[: len(fields)]
     print_table(headings, [[row[field] for field in fields] for row in partitions])
+
+
+@app.command("queues")
+def queues(
+    name: Name,
+    prefix: Annotated[str, typer.Option(help="Only those whose names begin so.")] = "",
+    limit: Annotated[int, typer.Option(min=1, help="How many at most.")] = 100,
+    cursor: Annotated[str | None, typer.Option(help="Go on behind the last page: what it said at its end.")] = None,
+    url: Url = URL_DEFAULT,
+    as_json: Json = False,
+) -> None:
+    """List light queues of a topic, a name a line, in the order of their bytes. They are read a page at a time: a topic
+    may have millions.
+
+    [b]Examples[/b]
+
+      mq topic queues orders --prefix room/
+      mq topic queues orders --limit 5000 > names
+    """
+
+    async def listed(client: Client) -> str | None:
+        left, after = limit, cursor
+        while True:
+            asked = query(prefix=prefix or None, limit=str(min(left, LIST_ROWS_MAX)), cursor=after)
+            page = await client.get(f"{_path(name)}/queues{asked}")
+            names = page["queues"]
+            assert isinstance(names, list)
+            for one in names:
+                if as_json:
+                    print_json({"queue": one})
+                else:
+                    typer.echo(one)
+            left -= len(names)
+            after = None if page["next_cursor"] is None else str(page["next_cursor"])
+            if after is None or not left:
+                return after
+
+    if (following := ask(url, listed)) is not None:
+        typer.echo(f"there are more: --cursor {following}", err=True)
 
 
 @app.command("routes")

@@ -5,7 +5,7 @@
     share    while it has fewer partitions than its share (all of them, by the brokers that take some, rounded down), it
              takes one from the broker with the most, so many a second at most. Groups stay where they are
 
-A share is taken once: what somebody moves by hand afterwards stays where it was moved to. Queues that have expired are
+A share is taken once: what is moved by hand afterwards stays where it was moved to. Queues that have expired are
 not used again (docs/decisions/0050-several-brokers.md).
 """
 

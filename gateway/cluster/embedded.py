@@ -9,14 +9,14 @@ Values are base64; null deletes. Snapshot: `cluster-metadata.0` and `.1` in the 
 (docs/formats.md).
 
     crash                      what a restart finds
-    before the append          the space as it was; nobody was answered
+    before the append          the space as it was; no client was answered
     during it                  the change, or nothing of it: the events of one call are one entry
     behind it                  the change, whether it was answered or not
     with sessions open         their keys are gone, as is the process that held them. The event that deletes them is
                                written with the first change; until then every start deletes them anew
 
-After an I/O error nobody knows whether the last change is on the disk, so reads are refused with `Unavailable` until a
-restart has looked.
+After an I/O error it is not known whether the last change is on the disk, so reads are refused with `Unavailable` until
+a restart has looked.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def encode_event(event: Written) -> bytes:
 
 
 def decode_events(values: Iterable[bytes | None]) -> list[Written]:
-    """The changes of the records of one entry. Raises ValueError: what nobody understands must not be skipped."""
+    """The changes of the records of one entry. Raises ValueError: what is unknown must not be skipped."""
     events = []
     for value in values:
         try:

@@ -108,6 +108,7 @@ class EtcdMetadata:
             raise ValueError("no etcd endpoint")
         self._at = 0  # the endpoint in use
         self._token: str | None = None
+        self._password = config.password
         self._http: aiohttp.ClientSession
 
     async def __aenter__(self) -> EtcdMetadata:
@@ -122,6 +123,10 @@ class EtcdMetadata:
 
     async def __aexit__(self, *_: object) -> None:
         await self._http.close()
+
+    def use_password(self, password: str) -> None:
+        """Log in with another password from now on; who is logged in stays so."""
+        self._password = password
 
     # ---- calls -----------------------------------------------------------------------------------------------------
 
@@ -177,7 +182,7 @@ class EtcdMetadata:
         config = self._config
         self._token = None
         try:
-            answer = await self._call("/v3/auth/authenticate", {"name": config.user, "password": config.password})
+            answer = await self._call("/v3/auth/authenticate", {"name": config.user, "password": self._password})
         except _Refused as error:
             raise MetadataError(f"etcd does not let {config.user} in: {error}") from error
         self._token = answer["token"]

@@ -1,6 +1,6 @@
 """Keeps a route table's chains as the metadata has them: whoever moves a partition, every node learns of it here.
 
-A record that cannot be applied (of a newer version, or on a broker that nobody here knows) is logged, and the chain
+A record that cannot be applied (of a newer version, or on a broker that is not known here) is logged, and the chain
 stays as it was: what it still says is true, and appends to a queue that was sealed are refused there.
 """
 
@@ -54,6 +54,11 @@ class ChainFollower:
         if known.revision != ABSENT:
             self._note(key_of(topic_id, partition), Value(encode(known.record), known.revision))
 
+    def apply_all(self) -> None:
+        """Apply all that is known once more: brokers are known now that were not."""
+        for key, value in self._values.items():
+            self._apply(key, value)
+
     def known_chain(self, topic_id: int, partition: int) -> Chain | None:
         """The chain of a partition that has moved, as far as it is known; None for any other one."""
         if (value := self._values.get(key_of(topic_id, partition))) is None:
@@ -83,6 +88,9 @@ class ChainFollower:
         if known is not None and known.revision >= value.revision:
             return  # the watch is behind what this node did itself
         self._values[key] = value
+        self._apply(key, value)
+
+    def _apply(self, key: str, value: Value) -> None:
         self._moving.pop(key, None)
         topic_id, partition = _named(key)
         if (chain := self._chain(topic_id, partition, value)) is not None:

@@ -3,9 +3,14 @@
     cluster               the cluster's id, made by the node that was first
     brokers/<name>        {"v": 1, "number": 0, "data": id of its data directory, "address": where nodes reach it,
                            "url": where clients do, "draining": it is to have nothing, "balancing": it is to take its
-                           share of the partitions (written when true), "room": the machine room it stands in}. Stays
-                           when the node is gone: partitions may be on it
+                           share of the partitions (written when true), "room": the machine room it stands in,
+                           "kafka": where Kafka clients reach its listeners, NAME://HOST:PORT (written when there are
+                           any)}. Stays when the node is gone: partitions may be on it
     nodes/<name>          a session: there while the node's process is
+    formats/<name>        {"v": 1, "data": 3}: the newest data format that the node's program knew when it was last
+                          there. While it is there, its session says so: a program from before this does not, and knows
+                          FORMAT_UNSAID. Keys of their own, as such a program does not understand a broker's record with
+                          more in it
     owners/<kind>/<name>  the node that a consumer group or a recurring schedule belongs to
 
 The data directory says which cluster it is of, and as which node (`membership.0` and `.1`, store/snapshot.py). So a
@@ -39,11 +44,14 @@ from store.files import Files
 from store.snapshot import Snapshot, SnapshotFiles
 from store.topics import Topic
 
-CLUSTER, BROKERS, NODES, OWNERS = "cluster", "brokers/", "nodes/", "owners/"
+CLUSTER, BROKERS, NODES, OWNERS, FORMATS = "cluster", "brokers/", "nodes/", "owners/", "formats/"
 SESSION_TTL_MS = 5_000
 """How long after its last word a node counts as being there."""
 
 VERSION = 1
+FORMAT_UNSAID = 2
+"""The data format of programs that do not say theirs."""
+
 _NODE_NAME = re.compile(rf"[a-z0-9-]{{1,{NODE_NAME_CHARS_MAX}}}", re.ASCII)
 _FILE = "membership"
 
@@ -71,6 +79,7 @@ class Member:
     draining: bool = False
     balancing: bool = False
     room: str = ""
+    kafka: tuple[str, ...] = ()
 
 
 def check_node_name(name: str) -> None:
@@ -87,6 +96,8 @@ def encode_member(member: Member) -> bytes:
     }  # fmt: skip
     if member.balancing:
         fields["balancing"] = True
+    if member.kafka:
+        fields["kafka"] = member.kafka
     return orjson.dumps(fields)
 
 
@@ -96,9 +107,28 @@ def decode_member(name: str, data: bytes) -> Member:
         fields = orjson.loads(data)
         if fields.pop("v") != VERSION:
             raise ValueError("of another version")
+        fields["kafka"] = tuple(map(str, fields.get("kafka", ())))
         return Member(name=name, **fields)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"the record of broker {name} is not understood: {error!r}") from error
+
+
+def encode_session(process: str, data_format: int) -> bytes:
+    """What a node's session says: which process it is, and the newest data format that this knows."""
+    return orjson.dumps({"v": 1, "process": process, "data": data_format})
+
+
+def encode_format(data_format: int) -> bytes:
+    """What is kept of a node's data format while it is away."""
+    return orjson.dumps({"v": 1, "data": data_format})
+
+
+def format_in(data: bytes) -> int:
+    """The data format that a session, or what is kept of it, says."""
+    try:
+        return int(orjson.loads(data).get("data", FORMAT_UNSAID))
+    except (ValueError, TypeError, AttributeError):
+        return FORMAT_UNSAID
 
 
 def membership_of(root: Path, files: Files) -> Membership | None:

@@ -68,7 +68,7 @@ class Unavailable(MetadataError):
 
 
 class OutcomeUnknown(Unavailable):
-    """Nobody knows whether the change was made, or will be yet. Read before acting on either."""
+    """The change may have been made, or may be made yet. Read before acting on either."""
 
 
 class TooLarge(MetadataError):

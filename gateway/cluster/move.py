@@ -19,9 +19,9 @@ whose epoch is higher, so nothing of the one that was left can be committed (the
 An embedded broker makes a queue for each epoch (`queue_id_for`) and never opens a sealed one again. So the queue is the
 fence: whoever believes in an older epoch appends to a queue that refuses him.
 
-A partition whose broker is away for long may be taken over without it (`take_over`): nobody can say where its queue
+A partition whose broker is away for long may be taken over without it (`take_over`): it is not known where its queue
 ends, so the new segment begins TAKEN_OFFSETS further on, where that queue cannot have come. Nothing that was
-acknowledged is lost, or has its offset given again: not what nobody else has seen, nor what the broker, when it was
+acknowledged is lost, or has its offset given again: not what no other node has seen, nor what the broker, when it was
 only cut off, goes on to acknowledge until it hears of it. The price is a gap in the offsets. When the broker is back,
 its queue is sealed, at the latest by the first reader who comes to its end.
 """
@@ -45,7 +45,7 @@ class ChainFull(Exception):
 
 def queue_id_for(partition: int, epoch: int) -> int:
     """The embedded queue in which a partition's segment of an epoch lies: the partition's own number in epoch 0, and
-    one that no other partition or epoch has later. `store.topics.partition_of` is its inverse."""
+    one that no other partition or epoch has later. `store.topics.partition_of` and `epoch_of` are its inverse."""
     return epoch * PARTITIONS_MAX + partition
 
 

@@ -35,7 +35,7 @@ class StillThere(Exception):
 
 
 class UnknownBroker(Exception):
-    """Nobody here knows a broker of this name."""
+    """There is no broker of this name."""
 
 
 Step = Literal["warm", "intent", "seal", "commit"]
@@ -187,10 +187,16 @@ class Mover:
         return Known(done, revision)
 
     async def seal_taken(self, record: PartitionRecord, own: str) -> None:
-        """Seal the queues of this broker that were taken over while it was away. Raises what brokers raise."""
+        """Seal the queues of this broker that were taken over while it was away, and have the one where the partition
+        goes on: a directory of a backup may have neither. Raises what brokers raise."""
+        if not any(segment.taken for segment in record.segments):
+            return
+        broker = self._broker_named(own)
         for segment in record.segments:
-            if segment.taken and segment.broker == own:
-                await self._broker_named(own).seal_queue(_queue(segment))
+            if segment.broker == own and (segment.taken or segment.end is None):
+                await broker.create_queue(_queue(segment))
+                if segment.taken:
+                    await broker.seal_queue(_queue(segment))
 
     async def _tell(
         self, source: Broker, target: Broker, queue: QueueKey, into: QueueKey, shift: int, position: int
@@ -227,8 +233,8 @@ class Mover:
         return segment.end if segment.taken and segment.end is not None and low == high else low
 
     async def _set(self, topic_id: int, partition: int, revision: int, record: PartitionRecord) -> int:
-        """Write a record over the one of a revision; returns its own. When nobody knows what became of the change, the
-        record is read: the same one is ours, or as good as ours, as only its revision is compared from here on."""
+        """Write a record over the one of a revision; returns its own. When it is not known what became of the change,
+        the record is read: the same one is ours, or as good as ours, as only its revision is compared from here on."""
         key = key_of(topic_id, partition)
         try:
             written = await self._metadata.compare_and_set({key: revision}, {key: encode(record)})

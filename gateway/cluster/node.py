@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Unpack
@@ -30,13 +30,18 @@ from gateway.brokers.base import Broker
 from gateway.cluster.follower import ChainFollower
 from gateway.cluster.members import (
     BROKERS,
+    FORMAT_UNSAID,
+    FORMATS,
     NODES,
     OWNERS,
     SESSION_TTL_MS,
     Member,
     check_known,
     decode_member,
+    encode_format,
     encode_member,
+    encode_session,
+    format_in,
 )
 from gateway.cluster.metadata import (
     ABSENT,
@@ -70,6 +75,7 @@ from gateway.routing.base import UnknownPartition
 from gateway.routing.table import RouteTable, Segment
 from store import Store
 from store.clock import Clock
+from store.data_format import VERSION as DATA_VERSION
 from store.errors import StoreError, UnknownQueue
 from store.topics import FIRST_USER_TOPIC_ID, Topic, TopicChoices, check_config
 from store.topics import Changes as TopicChanges
@@ -125,7 +131,8 @@ class ClusterNode:
         self._topic_revisions: dict[str, int] = {}  # deleted ones too, until the watch tells of it
         self._turn = asyncio.Lock()  # of what changes topics here
         self._owners: dict[str, str] = {}
-        self._nodes: set[str] = set()
+        self._nodes: dict[str, int] = {}  # those that are there, and the data formats they know
+        self._formats: dict[str, int] = {}  # that they knew when they were last there
         self._seen_revision = 0
         self._seen_moving_s: dict[tuple[int, int, int], float] = {}  # topic id, partition, revision
         self.cluster_id = ""
@@ -142,6 +149,7 @@ class ClusterNode:
     async def begin(self) -> None:
         """Know the cluster as it is now. Raises Unavailable, OtherMetadata."""
         await self._see(await self._metadata.list(""))
+        await self._seal_taken()
 
     async def run(self) -> None:
         """Follow, and look after what was left half way, until cancelled."""
@@ -171,21 +179,36 @@ class ClusterNode:
             async with self._turn:  # no topic is half made then
                 self._check_known(seen)
             self._owners = {key: _node_of(value.data) for key, value in seen.values.items() if key.startswith(OWNERS)}
-            self._nodes = {key.removeprefix(NODES) for key in values if key.startswith(NODES)}
+            self._nodes = {}
+            self._formats = {}
         for key, value in values.items():
             if key.startswith(BROKERS) and value is not None:
                 await self._see_broker(key.removeprefix(BROKERS), value)
-            elif key.startswith(NODES):
-                (self._nodes.discard if value is None else self._nodes.add)(key.removeprefix(NODES))
+            elif key.startswith((NODES, FORMATS)):
+                known = self._nodes if key.startswith(NODES) else self._formats
+                name = key.partition("/")[2]
+                if value is None:
+                    known.pop(name, None)
+                else:
+                    known[name] = format_in(value.data)
             elif key.startswith(OWNERS):
                 if value is None:
                     self._owners.pop(key, None)
                 else:
                     self._owners[key] = _node_of(value.data)
+        self._see_formats()
         self._follower.see(seen)
         async with self._turn:
             await self._see_topics(seen)
         self._seen_revision = max(self._seen_revision, seen.revision)
+
+    def _see_formats(self) -> None:
+        """A broker that is to have nothing, and is not there, holds nobody up."""
+        formats = self._routes.formats
+        formats.clear()
+        for name, member in self.members.items():
+            if name != self.name and (self.is_there(name) or not member.draining):
+                formats[name] = self._nodes.get(name, self._formats.get(name, FORMAT_UNSAID))
 
     def _check_known(self, seen: Listing) -> None:
         """Raises OtherMetadata before anything of a listing is applied: what it does not have is deleted here."""
@@ -213,6 +236,7 @@ class ClusterNode:
         peer = PeerBroker(name, member.address, self._secret, self._clock)
         self._peers[name] = await self._opened.enter_async_context(peer)
         log.info("broker known broker=%s address=%s", name, member.address)
+        self._follower.apply_all()  # of some partitions it may have been heard before
 
     async def _see_topics(self, seen: Listing | Changes) -> None:
         for key, value in seen.values.items():
@@ -240,6 +264,7 @@ class ClusterNode:
         except ValueError as error:
             log.error("topic not known topic=%s error=%s", name, error)
             return
+        await self._know_brokers(name for _, brokers in record.homes for name in brokers)
         topic = await self._store.put_topic(record.topic)
         if (before := self._topics.get(name)) is not None and before.topic.topic_id != topic.topic_id:
             del self._by_id[before.topic.topic_id]
@@ -252,6 +277,13 @@ class ClusterNode:
             chains.append((Segment(home, QueueKey(topic.topic_id, partition)),) if chain is None else chain)
         self._routes.set_chains(topic, chains)
         self._on_topics()
+
+    async def _know_brokers(self, names: Iterable[str]) -> None:
+        """Learn of brokers of which the watch has not told yet: this node was told of a topic by another one. Raises
+        Unavailable."""
+        for name in names:
+            if name not in self.members and (found := await self._metadata.get(BROKERS + name)) is not None:
+                await self._see_broker(name, found)
 
     async def _drop_topic(self, name: str) -> None:
         if (record := self._topics.pop(name, None)) is not None:
@@ -283,8 +315,16 @@ class ClusterNode:
         """Be there for the other nodes while the block runs; no other process may give the same `data`. Raises
         SessionTaken, Unavailable."""
         key = NODES + self.name
-        async with self._metadata.session(key, orjson.dumps({"v": 1, "process": data}), ttl_ms=SESSION_TTL_MS):
+        async with self._metadata.session(key, encode_session(data, DATA_VERSION), ttl_ms=SESSION_TTL_MS):
+            await self._keep_format()
             yield
+
+    async def _keep_format(self) -> None:
+        """Have the others know this program's data format while it is away."""
+        key, data = FORMATS + self.name, encode_format(DATA_VERSION)
+        with suppress(Unavailable):  # then it counts as one that does not say: the others use nothing new
+            while (found := await self._metadata.get(key)) is None or found.data != data:
+                await self._metadata.compare_and_set({key: _revision_of(found)}, {key: data})
 
     def _home(self, topic_id: int, partition: int) -> str:
         if (record := self._by_id.get(topic_id)) is None:
@@ -420,8 +460,8 @@ class ClusterNode:
         return found, None if found is None else decode_topic(found.data)
 
     async def _set_topic(self, expected: dict[str, int], record: TopicRecord, others: dict[str, bytes]) -> bool:
-        """Whether the topic is so in the metadata, and then on all nodes that are there; if not, or if nobody knows,
-        whoever asks reads and decides again."""
+        """Whether the topic is so in the metadata, and then on all nodes that are there; if not, or if that is not
+        known, whoever asks reads and decides again."""
         name, data = record.topic.name, encode_topic(record)
         try:
             revision = await self._metadata.compare_and_set(expected, {key_of_topic(name): data, **others})
@@ -596,8 +636,8 @@ class ClusterNode:
         return self._owners[key], found.revision
 
     async def own(self, kind: str, name: str, revision: int) -> bool:
-        """Have a name belong to this node from now on, if nobody has written that since a revision; also when it was
-        this node's already, so that nobody who goes by that revision can have it any more. Whether it belongs to this
+        """Have a name belong to this node from now on, if that was not written since a revision; also when it was
+        this node's already, so that no node that goes by that revision can have it any more. Whether it belongs to this
         node now, durably: the answer is certain, however long that takes. Raises Unavailable: nothing was changed."""
         key = _owner_key(kind, name)
         data = orjson.dumps({"node": self.name})

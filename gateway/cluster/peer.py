@@ -90,6 +90,7 @@ class PeerBroker:
         self._waiting: deque[_Call] = deque()
         self._waiting_bytes = 0
         self._first_kept: dict[QueueKey, tuple[int, float]] = {}  # and until when it is believed
+        self._away_since_s: float | None = None  # when it was first not reached; None: it answered the last time
         self._sending: asyncio.Task[None] | None = None
         self._watching: set[asyncio.Task[None]] = set()
         self._http: aiohttp.ClientSession
@@ -139,7 +140,7 @@ class PeerBroker:
     async def take_group(self, group: str, events: bytes, *, size_bytes: int, revision: int) -> bool:
         """Have the other node take a group that leaves this one, if its owner's key still has that revision; whether
         it has it now. `events`: all that it is (gateway/groups/coordinator/handover.py). Raises what the other node
-        raises, BrokerUnreachable, Unavailable: it has not; AnswerLost: nobody here knows."""
+        raises, BrokerUnreachable, Unavailable: it has not; AnswerLost: it is not known."""
         head = {"group": group, "size": len(events), "size_bytes": size_bytes, "revision": revision}
         answered, _ = await self._ask("take_group", head, [events], wait_ms=TAKE_GROUP_MS)
         return bool(answered["taken"])
@@ -152,11 +153,18 @@ class PeerBroker:
         """The answer. Raises what the other node raises, BrokerUnreachable, AnswerLost."""
         body = peer_wire.pack(head, batches)
         timeout_s = CALL_TIMEOUT_S + wait_ms / 1000
-        answer = await (
-            self._posted(operation, body, timeout_s)
-            if self._link is None
-            else self._linked(self._link, operation, body, timeout_s)
-        )
+        try:
+            answer = await (
+                self._posted(operation, body, timeout_s)
+                if self._link is None
+                else self._linked(self._link, operation, body, timeout_s)
+            )
+        except BrokerUnreachable as error:
+            raise BrokerUnreachable(str(error), self._away_s()) from error
+        except AnswerLost:
+            self._away_s()
+            raise
+        self._away_since_s = None
         try:
             answered, rest = peer_wire.unpack(answer)
             if "error" in answered:
@@ -164,6 +172,13 @@ class PeerBroker:
         except (ValueError, TypeError, KeyError) as error:
             raise self._strange(error) from error
         return answered, rest
+
+    def _away_s(self) -> float:
+        """It was not reached now: for how long that has been so."""
+        now_s = asyncio.get_running_loop().time()
+        if self._away_since_s is None:
+            self._away_since_s = now_s
+        return now_s - self._away_since_s
 
     async def _linked(self, link: Link, operation: str, body: bytes, timeout_s: float) -> bytes:
         try:
@@ -177,8 +192,9 @@ class PeerBroker:
     async def _posted(self, operation: str, body: bytes, timeout_s: float) -> bytes:
         self._number += 1
         stamp = Stamp(self._sender, self._number, self._clock.now_ms())
-        head_code = self._secret.head_code(stamp, PATH + operation, len(body))
-        code = self._secret.request_code(head_code, body)
+        secret = self._secret.current
+        head_code = secret.head_code(stamp, PATH + operation, len(body))
+        code = secret.request_code(head_code, body)
         headers = {STAMP_HEADER: stamp.text, HEAD_CODE_HEADER: head_code, CODE_HEADER: code}
         try:
             async with (
@@ -191,7 +207,7 @@ class PeerBroker:
         except (aiohttp.ClientError, TimeoutError) as error:
             raise AnswerLost(f"broker {self._name}: {type(error).__name__} {error}") from error
         try:
-            check_code(self._secret.answer_code(code, response.status, answer), response.headers.get(CODE_HEADER, ""))
+            check_code(secret.answer_code(code, response.status, answer), response.headers.get(CODE_HEADER, ""))
         except NotAuthentic as error:
             raise self._strange(error) from error
         return answer
@@ -201,7 +217,7 @@ class PeerBroker:
         return AnswerLost(f"broker {self._name} does not answer as a node of this cluster: {error}")
 
     def _error_of(self, head: Head) -> StoreError:
-        """A store that has stopped is another node's: its caller only learns that nobody knows what became of the call.
+        """A store that has stopped is another node's: its caller only learns that the outcome of the call is not known.
         Likewise for an error of a newer version."""
         error = peer_wire.error_of(head)
         is_unknown = isinstance(error, StoreStopped) or type(error) is StoreError
@@ -214,7 +230,8 @@ class PeerBroker:
         try:
             return await self._ask(operation, head, batches, wait_ms=wait_ms)
         except AnswerLost as error:
-            raise BrokerUnreachable(str(error)) from error
+            away_s = 0.0 if self._away_since_s is None else self._away_s()
+            raise BrokerUnreachable(str(error), away_s) from error
 
     # ---- appends ---------------------------------------------------------------------------------------------------
 

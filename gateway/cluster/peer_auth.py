@@ -1,5 +1,5 @@
 """How two nodes know each other: both have the cluster's secret, and every request and answer carries a code that
-nobody can make without it (keyed BLAKE2b over all that is said). Nothing is encrypted: where others can listen, nodes
+cannot be made without it (keyed BLAKE2b over all that is said). Nothing is encrypted: where others can listen, nodes
 speak over a private network or a Unix socket.
 
     head      sender's id · number · time · path · size     number rises with each request of one process
@@ -8,6 +8,9 @@ speak over a private network or a Unix socket.
 
 A request that was recorded and is sent again is refused: its number was seen, or is too far behind, or its time is. So
 clocks of nodes may differ by CLOCK_SKEW_MS_MAX at most.
+
+The secret may change while nodes run (`Secret.rotate`): what is sent has a code of the current one, and what comes may
+have one of another one that is accepted as well. An answer has the code of the secret that its request had.
 """
 
 from __future__ import annotations
@@ -64,9 +67,29 @@ class Secret:
         if len(secret) < SECRET_BYTES_MIN:
             raise ValueError(f"the cluster's secret has at least {SECRET_BYTES_MIN} bytes, not {len(secret)}")
         self._key = blake2b(secret, digest_size=64).digest()  # secrets of any length
+        self.current: Secret = self
+        """The one to send with now. It does not change: a whole call is one secret's."""
+
+        self.accepted: tuple[Secret, ...] = (self,)
+        """Those by which a sender proves to be of the cluster now."""
+
+        self._others: tuple[Secret, ...] = ()
+
+    def rotate(self, secret: bytes, also: bytes | None) -> None:
+        """From now on send with a secret, and accept another one as well; until `forget_former` also the one that was
+        sent with before. Raises ValueError, and nothing changes."""
+        current, others = Secret(secret), () if also is None else (Secret(also),)
+        former, self.current, self.accepted = self.current, current, (current, *others)
+        if all(former._key != each._key for each in self.accepted):
+            self.accepted += (former,)
+        self._others = others
+
+    def forget_former(self) -> None:
+        """Accept what `rotate` was told, and nothing else."""
+        self.accepted = (self.current, *self._others)
 
     def proof(self) -> bytes:
-        """Shows who has it that somebody else has it too, where nobody can listen."""
+        """Shows who has it that the other end has it too, where no third party can listen."""
         return self._code(b"mq-hello", b"", b"").encode()
 
     def head_code(self, stamp: Stamp, path: str, size: int) -> str:

@@ -21,7 +21,7 @@ class LinkRefused(OSError):
 
 
 class LinkLost(OSError):
-    """The connection has ended, or took too long: nobody knows whether what was asked is done."""
+    """The connection has ended, or took too long: what was asked may or may not have been done."""
 
 
 class Link:

@@ -1,6 +1,6 @@
 """Message ids: `16-2-105` is the record at offset 105 of partition 2 of the topic with epoch 16.
 
-The id says where the record is, so a lookup needs no index, and anybody who knows a record's epoch, partition and
+The id says where the record is, so a lookup needs no index, and a client that knows a record's epoch, partition and
 offset can write its id. A topic's epoch (its topic id) is never used again, so an id never comes to mean another
 record: of a topic that was deleted, or a record that expired, it is unknown for good.
 

@@ -30,7 +30,7 @@ DOCUMENT_BYTES_MAX = (RECORD_BYTES_MAX + HEADERS_BYTES_MAX) * 4 // 3 + 64 * KiB
 """One record as JSON: base64 of the largest one, and room for names."""
 
 _FORMS = ("key", "key_text", "key_b64", "value", "value_text", "value_b64")
-_SEPARATOR = b'"%s"' % secrets.token_hex(16).encode()  # nobody can send it
+_SEPARATOR = b'"%s"' % secrets.token_hex(16).encode()  # random: no client can send it
 _SEPARATOR_VALUE: str = orjson.loads(_SEPARATOR)
 
 

@@ -1,23 +1,27 @@
-"""The records of a raw batch one by one, for what is decided of each: delays. Pure.
+"""The records of a raw batch one by one, for what is decided of each: delays, light queues. Pure.
 
 Headers with a meaning of ours become fields of the record: `mq-tag`, `mq-group`, `mq-schedule-key`; and where a client
-may ask for delays by header (`HEADER_DELAYS`):
+may ask for them by header (`HEADER_DELAYS`, `HEADER_QUEUES`):
 
+    mq-queues        light queues that it is in as well: a JSON array of names
     mq-delay-ms      so many milliseconds from now, in ASCII digits
     mq-deliver-at    epoch milliseconds in ASCII digits, or an RFC 3339 time
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from operator import attrgetter
 
-from gateway.codec.records import ProduceRecord
+import orjson
+
+from gateway.codec.records import ProduceRecord, parse_light_names
 from gateway.codec.tags import (
     DELAY_HEADER,
     DELIVER_AT_HEADER,
     MESSAGE_GROUP_HEADER,
+    QUEUES_HEADER,
     SCHEDULE_KEY_HEADER,
     TAG_HEADER,
     check_sent,
@@ -35,16 +39,17 @@ def opened(batch: Buffer, *, allowed: frozenset[str]) -> Iterator[ProduceRecord]
     """The records of a batch that passed `record_batch.check`; `allowed`: the headers of ours that they may have.
     Raises RequestError for another one, and for a delay that is none."""
     for index, (key, value, headers, timestamp_ms) in enumerate(map(_PARTS, record_batch.decode(batch))):
-        tag = group = schedule_key = delay_ms = deliver_at_ms = None
+        tag = group = schedule_key = delay_ms = deliver_at_ms = queues = None
         if headers:
             check_sent(headers, allowed)
             tag, headers = _taken(TAG_HEADER, headers)
             group, headers = _taken(MESSAGE_GROUP_HEADER, headers)
             schedule_key, headers = _taken(SCHEDULE_KEY_HEADER, headers)
             delay_ms, deliver_at_ms, headers = _delay_taken(headers, index)
+            queues, headers = _queues_taken(headers)
         yield ProduceRecord(
             key, value, list(headers), None if timestamp_ms < 0 else timestamp_ms, None, tag, delay_ms, deliver_at_ms,
-            None, group, schedule_key,
+            None, group, schedule_key, queues,
         )  # fmt: skip
 
 
@@ -76,6 +81,18 @@ def _delay_taken(headers: record_batch.Headers, index: int) -> tuple[int | None,
         return None, parse_time_ms(text if number is None else number), others
     except ValueError as error:
         raise _illegal(index, f"{name}: {error}") from error
+
+
+def _queues_taken(headers: record_batch.Headers) -> tuple[Sequence[bytes] | None, record_batch.Headers]:
+    """The light queues that a header names, and the other headers. Raises RequestError."""
+    asked = [value for name, value in headers if name == QUEUES_HEADER]
+    if not asked:
+        return None, headers
+    names: object = None
+    if len(asked) == 1:
+        with suppress(orjson.JSONDecodeError):
+            names = orjson.loads(asked[0] or b"")
+    return parse_light_names(names), [header for header in headers if header[0] != QUEUES_HEADER]
 
 
 def _illegal(index: int, rule: str) -> RequestError:

@@ -286,10 +286,8 @@ def _parse_fields(item: dict[str, object], key: bytes | None, value: bytes | Non
         _parse_name("msg_id", field("msg_id"), MSG_ID_BYTES_MAX),
         None if (given := field("message_group")) is None else _parse_message_group(given),
         _parse_name("schedule_key", field("schedule_key"), SCHEDULE_KEY_BYTES_MAX),
-        None if (given := field("queues")) is None else _parse_queues(given),
+        None if (given := field("queues")) is None else parse_light_names(given),
     )
-    if fields[-1] is not None and (delay_ms is not None or deliver_at_ms is not None):
-        raise _part_illegal("queues", "cannot be named by a delayed record")
     return tuple.__new__(ProduceRecord, fields)
 
 
@@ -348,7 +346,8 @@ def _parse_header(header: object) -> tuple[str, bytes | None]:
     return name, _base64(value)
 
 
-def _parse_queues(names: object) -> Sequence[bytes]:
+def parse_light_names(names: object) -> Sequence[bytes]:
+    """The names of the light queues of one record. Raises RequestError."""
     if not isinstance(names, list) or not 0 < len(names) <= LIGHT_NAMES_MAX:
         raise _part_illegal("queues", f"must be an array of 1 to {LIGHT_NAMES_MAX} names")
     queues = [parse_light_name(name) for name in names]
@@ -788,7 +787,7 @@ def _fragment(data: bytes) -> orjson.Fragment:
 
 
 _BETWEEN = secrets.randbits(62)
-"""Put between values that are looked at together. Nobody can know it, so no value holds it."""
+"""Put between values that are looked at together. It is random, so no value holds it."""
 
 
 def are_shown_plainly(

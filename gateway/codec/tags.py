@@ -20,6 +20,10 @@ DELAY_HEADER = "mq-delay-ms"
 DELIVER_AT_HEADER = "mq-deliver-at"
 SCHEDULE_ID_HEADER = "mq-schedule-id"
 SCHEDULE_KEY_HEADER = "mq-schedule-key"
+QUEUES_HEADER = "mq-queues"
+"""Light queues that a record is in as well, a JSON array of names. Only on its way: where a record asks for them by
+header (`HEADER_DELAYS`), and while it waits to be delivered. Nobody is shown which other queues a record is in."""
+
 MESSAGE_GROUP_HEADER = "mq-group"
 """Names the message group a record belongs to: a consumer group with `fifo` hands those out one after the other."""
 
@@ -34,14 +38,18 @@ RESERVED_PREFIX = "mq-"
 
 SENT_HEADERS = frozenset((TAG_HEADER, MESSAGE_GROUP_HEADER))
 """Those of them that a sender gives its records: as fields where it sends JSON, as they are in raw batches. With any
-other a raw batch is refused, as JSON is: what the server says of a record (when it was due, where it came from), nobody
-else may say."""
+other a raw batch is refused, as JSON is: what the server says of a record (when it was due, where it came from), no
+client else may say."""
 
 DELAYED_HEADERS = SENT_HEADERS | {SCHEDULE_KEY_HEADER}
 """The same, of records that are delayed."""
 
-HEADER_DELAYS = DELAYED_HEADERS | {DELAY_HEADER, DELIVER_AT_HEADER}
-"""The same, of records that say by a header when they are to be delivered: Kafka's, in topics with `mq_headers`."""
+HEADER_QUEUES = SENT_HEADERS | {QUEUES_HEADER}
+"""The same, of raw batches in topics with `mq_headers`."""
+
+HEADER_DELAYS = DELAYED_HEADERS | {DELAY_HEADER, DELIVER_AT_HEADER, QUEUES_HEADER}
+"""The same, of records that say by headers when they are to be delivered, and to which light queues: Kafka's, in topics
+with `mq_headers`."""
 
 _TAG_HEADER_BYTES = TAG_HEADER.encode()
 _ATTRIBUTES_AT = 22  # low byte of the batch's attributes; its low bits name the compression

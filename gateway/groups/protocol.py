@@ -138,7 +138,7 @@ class PlannedMove:
 
 
 class GroupCounts(NamedTuple):
-    """How much a group has: members in stream mode, records handed out or given back, dead letters."""
+    """How much a group has: members in stream mode, records leased or given back, dead letters."""
 
     member_count: int
     in_flight: int
@@ -154,7 +154,7 @@ class LeaseKey(NamedTuple):
 
 
 class LeaseView(NamedTuple):
-    """An open record of queue mode. `is_leased`: in a consumer's hands until `until_ms`; else it is to be handed out
+    """An open record of queue mode. `is_leased`: in a consumer's hands until `until_ms`; else it is to be delivered
     again from then on. `consumer`: who holds a receipt of this delivery, as far as the caller knew."""
 
     topic: str
@@ -247,6 +247,23 @@ class Settled(NamedTuple):
     new_receipt: str | None = None
 
 
+class LightOffsets(Protocol):
+    """How far groups are in light queues; of a group that is only this, nothing else is kept. What is said last
+    stands. Raises IllegalRequest, UnknownQueue, UnknownPartition."""
+
+    def committed(self, group: str, topic: str, partition: int, name: str) -> int | None:
+        """The next offset that the group reads; None: it has never said."""
+        ...
+
+    async def commit(self, group: str, topic: str, name: str, offsets: Mapping[int, int]) -> None:
+        """By partition. Durable (flushed) on return. Raises GroupFull."""
+        ...
+
+    async def forget(self, group: str, topic: str, name: str) -> None:
+        """Nothing is known of the group in this light queue any more. Durable on return."""
+        ...
+
+
 class Groups(Protocol):
     """All consumer groups of this node. Errors: `gateway.groups.machines.errors`, RequestError, `store.errors`.
 
@@ -269,7 +286,7 @@ class Groups(Protocol):
         ...
 
     def members(self, group: str) -> Mapping[str, Member]:
-        """Who is in a group in stream mode, by id, the longest first; nobody where there is no such group. To be looked
+        """Who is in a group in stream mode, by id, the longest first; none where there is no such group. To be looked
         at now: it changes with the group. It costs nothing however many there are, but in a broadcasting group."""
         ...
 
@@ -406,6 +423,11 @@ class Groups(Protocol):
         IllegalRequest for a broadcasting group, UnknownQueue, UnknownPartition."""
         ...
 
+    @property
+    def light_offsets(self) -> LightOffsets:
+        """How far groups are in light queues."""
+        ...
+
     async def lag(self, group: str, topics: Sequence[str] | None = None) -> list[PartitionLag]:
         """By topic and partition. Raises UnknownGroup."""
         ...
@@ -442,7 +464,7 @@ class Groups(Protocol):
     async def nack(
         self, group: str, receipts: Sequence[str], *, delay_ms: int | None = None, reason: str = ""
     ) -> list[Settled]:
-        """Not done: to be handed out again after `delay_ms`, or after the group's back-off. After the last attempt the
+        """Not done: to be delivered again after `delay_ms`, or after the group's back-off. After the last attempt the
         reason goes with the dead letter."""
         ...
 

@@ -10,9 +10,7 @@ import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
-from pathlib import Path
 
-from gateway.auth.operator_files import read_file
 from gateway.cluster.etcd import EtcdConfig, EtcdMetadata
 from gateway.cluster.members import CannotJoin, Member, check_node_name, join
 from gateway.cluster.metadata import Unavailable
@@ -23,22 +21,18 @@ from gateway.main.admin import LocalAdmin
 from gateway.main.group_moves import OwnGroups
 from gateway.main.identity import cluster_id
 from gateway.main.listener import address_of, listening_to_nodes, url_of
+from gateway.main.secret_files import kept_fresh, secret_in, secret_of
 from gateway.main.tls import ServerTls
 from gateway.settings.cluster import ClusterConfig
 from gateway.settings.config import ConfigError, GatewayConfig
-from gateway.settings.tls import TlsConfig
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.starting import RecoveryProgress
 from gateway.surfaces.peer.server import PeerService
 from store import Store
 from store.clock import Clock
-from store.limits import KiB
 
 log = logging.getLogger(__name__)
 
-
-SECRET_BYTES_MAX = 64 * KiB
-"""Of the files with the cluster's secret and etcd's password."""
 
 RETRY_S = 1.0
 
@@ -49,28 +43,14 @@ def checked(config: ClusterConfig) -> tuple[Secret, EtcdConfig]:
     assert config.secret_file is not None
     try:
         check_node_name(config.node)
-        secret = Secret(_secret_in(config.secret_file))
-        password = "" if config.etcd_password_file is None else _secret_in(config.etcd_password_file).decode()
+        secret = secret_of(config)
+        password = "" if config.etcd_password_file is None else secret_in(config.etcd_password_file).decode()
         tls = ssl.create_default_context(cafile=config.etcd_ca_file) if config.etcd_ca_file is not None else None
     except (OSError, ValueError) as error:
         raise ConfigError(f"cluster: {error}") from error
     return secret, EtcdConfig(
         endpoints=config.etcd, prefix=config.prefix, user=config.etcd_user, password=password, tls=tls
     )
-
-
-def _secret_in(file: Path) -> bytes:
-    return read_file(file, SECRET_BYTES_MAX, may_be_pipe=True).strip()
-
-
-def trusting_own(config: TlsConfig) -> ssl.SSLContext | None:
-    """Whose certificates are trusted when a request is sent on to another node: public ones, and, as nodes often share
-    one, this node's own. None: nodes speak no TLS to clients."""
-    if config.cert_file is None:
-        return None
-    context = ssl.create_default_context()
-    context.load_verify_locations(config.cert_file)
-    return context
 
 
 @asynccontextmanager
@@ -82,13 +62,14 @@ async def clustered(
     *,
     listener: socket.socket,
     internal: socket.socket,
+    kafka: tuple[str, ...],
     tls: ServerTls | None,
     progress: RecoveryProgress,
     stopping: asyncio.Event,
 ) -> AsyncIterator[ClusterNode]:
     """A node of the cluster while the block runs: joined, its topics and routes as the metadata has them, and answering
-    the other nodes. While etcd cannot be reached it waits, until `stopping`. Raises CannotJoin, SessionTaken,
-    ConfigError."""
+    the other nodes. `kafka`: where clients reach its Kafka listeners. While etcd cannot be reached it waits, until
+    `stopping`. Raises CannotJoin, SessionTaken, ConfigError."""
     own = config.cluster
     assert own.node is not None
     secret, etcd = checked(own)
@@ -99,9 +80,10 @@ async def clustered(
         address=own.internal_url or f"http://{address_of(internal)}",
         url=own.client_url or url_of(config.host, listener, tls),
         room=config.room,
+        kafka=kafka,
         balancing=own.balance,
     )
-    async with EtcdMetadata(etcd) as metadata:
+    async with EtcdMetadata(etcd) as metadata, kept_fresh(own, secret, metadata, etcd):
         node = ClusterNode(
             own.node, metadata, admin.broker, secret, store, admin.routes, clock, on_topics=lambda: admin.on_change()
         )

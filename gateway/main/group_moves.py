@@ -41,7 +41,7 @@ class GroupMoves:
         self._node = node
 
     async def begin(self) -> None:
-        """Own the groups that are here and nobody's. Raises Unavailable."""
+        """Own the groups that are here and have no owner. Raises Unavailable."""
         for name in self._groups.names():
             await self._node.claim(GROUPS, name)
         self._groups.belonging.elsewhere = self._elsewhere
@@ -106,7 +106,7 @@ class GroupMoves:
 
 class OwnGroups:
     """`Groups`, which refuses what belongs to another node with GroupElsewhere. A method that may begin to use a group
-    makes it this node's first when it is nobody's. Requests that name their group in the path are then sent on
+    makes it this node's first when it has no owner. Requests that name their group in the path are then sent on
     (surfaces/http/forwarding.py)."""
 
     def __init__(self, groups: Coordinator, node: ClusterNode) -> None:
@@ -135,6 +135,7 @@ class OwnGroups:
         self.config, self.members, self.view = groups.config, groups.members, groups.view
         self.leases, self.documents, self.plan_state = groups.leases, groups.documents, groups.plan_state
         self.settled_letters = groups.settled_letters
+        self.light_offsets = groups.light_offsets  # they are where their partition is
 
     def heartbeat(self, group: str, member: MemberKey) -> Share:
         """See `Groups.heartbeat`."""

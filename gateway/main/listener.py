@@ -6,13 +6,15 @@ import errno
 import logging
 import socket
 import ssl
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
+from ipaddress import ip_address
 from pathlib import Path
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
+from yarl import URL
 
 from gateway.main.tls import ServerTls
 from gateway.settings.config import GatewayConfig
@@ -94,7 +96,7 @@ def bound_unix_socket(path: Path) -> Iterator[socket.socket]:
 
 @contextmanager
 def bound_kafka_sockets(config: GatewayConfig) -> Iterator[tuple[dict[str, socket.socket], list[str]]]:
-    """The listening sockets for Kafka clients, by the name of their listener. One that nobody has asked for is left
+    """The listening sockets for Kafka clients, by the name of their listener. One that is not configured is left
     out, with a warning, when its port is taken. Raises OSError."""
     with ExitStack() as stack:
         bound: dict[str, socket.socket] = {}
@@ -115,6 +117,22 @@ def address_of(bound: socket.socket) -> str:
     """The address of a listening socket as HOST:PORT."""
     host, port = bound.getsockname()[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def advertised_kafka(config: GatewayConfig, bound: Mapping[str, socket.socket]) -> tuple[str, ...]:
+    """Where Kafka clients reach each listener of a node, as the other nodes tell them: NAME://HOST:PORT. Not chosen:
+    the address that it listens on; when that is all addresses, the host of `cluster.client_url`, or this machine's
+    name."""
+    found = []
+    for name, one in bound.items():
+        chosen = config.kafka.advertised_for(name)
+        host, port = one.getsockname()[:2]
+        if chosen is not None:
+            host, port = chosen.host, chosen.port
+        elif ip_address(host).is_unspecified:
+            host = URL(config.cluster.client_url or "").host or socket.gethostname()
+        found.append(f"{name}://[{host}]:{port}" if ":" in host else f"{name}://{host}:{port}")
+    return tuple(found)
 
 
 def url_of(host: str, listener: socket.socket, tls: ServerTls | None) -> str:
@@ -147,7 +165,7 @@ async def answering_not_ready(
             request_ids,
             access_log=None,
             auto_decompress=False,
-            keepalive_timeout=0,  # nobody is to stay with an application that goes away
+            keepalive_timeout=0,  # no connection stays with an application that goes away
             write_timeout_s=config.ws_write_timeout_ms / 1000,
         )
 

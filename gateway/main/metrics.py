@@ -192,6 +192,15 @@ def store_metrics(store: Store) -> Iterator[Metric]:
     ids, producers = store.remembered
     yield GaugeMetricFamily("mq_store_dedup_ids", "Ids of recent sends that are remembered.", value=ids)
     yield GaugeMetricFamily("mq_store_producers", "Numbered producers that are remembered.", value=producers)
+    rows, pending_bytes = store.light_counts
+    yield CounterMetricFamily(
+        "mq_store_light_rows", "Records that came into light queues since the start, once for each queue.", value=rows
+    )
+    yield GaugeMetricFamily(
+        "mq_store_light_pending_bytes",
+        "Memory that rows of light queues take until a checkpoint has written them.",
+        value=pending_bytes,
+    )
     failed = 0 if store.failure is None else 1
     yield GaugeMetricFamily("mq_store_failed", "1 when records are refused until a restart.", value=failed)
 

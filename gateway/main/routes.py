@@ -38,7 +38,7 @@ from gateway.surfaces.rest_v2 import consumers, fetch, produce
 from gateway.surfaces.rest_v2 import topics as v2_topics
 from gateway.surfaces.rest_v3 import groups as v3_groups
 from gateway.surfaces.rest_v3 import records, resources
-from gateway.surfaces.sse import topic_stream
+from gateway.surfaces.sse import light_stream, topic_stream
 from gateway.surfaces.ws.endpoint import consume_handler, produce_handler, websocket_handler
 
 
@@ -281,6 +281,38 @@ ROUTES: tuple[Row, ...] = (
         queries.ReadRawQuery,
     ),
     _get(f"{_NATIVE}/queues/{{queue}}/records", "read_queue", light.read_queue, Permission.RECEIVE, queries.LightQuery),
+    _get(
+        f"{_NATIVE}/queues/{{queue}}/sse",
+        "follow_queue",
+        light_stream.follow_queue,
+        Permission.RECEIVE,
+        queries.FollowLightQuery,
+    ),
+    _get(
+        f"{_NATIVE}/queues/{{queue}}/offsets",
+        "committed_in_queue",
+        light.committed_in_queue,
+        Permission.RECEIVE,
+        queries.LightGroupQuery,
+    ),
+    Row(
+        method=hdrs.METH_PUT,
+        path=f"{_NATIVE}/queues/{{queue}}/offsets",
+        name="commit_in_queue",
+        handler=light.commit_in_queue,
+        permission=Permission.RECEIVE,
+        query=queries.CommitLightQuery,
+    ),
+    Row(
+        method=hdrs.METH_DELETE,
+        path=f"{_NATIVE}/queues/{{queue}}/offsets",
+        name="forget_in_queue",
+        handler=light.forget_in_queue,
+        permission=Permission.RECEIVE,
+        query=queries.LightGroupQuery,
+    ),
+    _get(f"{_NATIVE}/queues/{{queue}}", "get_queue", light.get_queue, Permission.DESCRIBE),
+    _get(f"{_NATIVE}/queues", "list_queues", light.list_queues, Permission.DESCRIBE, queries.ListLightQuery),
     _get(f"{_NATIVE}/messages", "find_messages", lookup.find_messages, Permission.RECEIVE, queries.FindQuery),
     _post(f"{_NATIVE}/messages:search", "search_messages", lookup.search_messages, Permission.RECEIVE),
     _get("/mq/v1/messages/{message_id}", "get_message", lookup.get_message, Permission.RECEIVE),

@@ -11,8 +11,6 @@ import logging
 import ssl
 from datetime import UTC, datetime
 
-from cryptography.x509 import load_pem_x509_certificate
-
 from gateway.auth.operator_files import KEYS_BYTES_MAX, read_file
 from gateway.auth.policy import signature_of
 from gateway.settings.tls import TlsConfig
@@ -42,6 +40,15 @@ class ServerTls:
         self.context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
         self.context.set_alpn_protocols(["http/1.1"])
         self._load(self.context)
+        self._trusting: ssl.SSLContext | None = None
+
+    def trusting(self) -> ssl.SSLContext:
+        """Whose certificates are trusted when a request is sent on to another node: public ones, and, as nodes often
+        share one, this node's own; after a change, what it was before as well: another node may still have that."""
+        if self._trusting is None:
+            self._trusting = ssl.create_default_context()
+            self._trusting.load_verify_locations(self._cert_file)
+        return self._trusting
 
     def reload(self) -> TlsError | bool:
         """Use the files again if one has changed since the last look: whether they are used now, or why not."""
@@ -52,6 +59,8 @@ class ServerTls:
         try:
             self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))  # a failure half-way must not touch the one in use
             self._load(self.context)
+            if self._trusting is not None:
+                self._trusting.load_verify_locations(self._cert_file)
         except TlsError as error:
             log.error("certificate not reloaded, the old one stays in use: %s", error)
             return error
@@ -59,6 +68,8 @@ class ServerTls:
         return True
 
     def _load(self, context: ssl.SSLContext) -> None:
+        from cryptography.x509 import load_pem_x509_certificate  # loaded by servers with TLS alone
+
         for setting, path in (("tls.cert_file", self._cert_file), ("tls.key_file", self._key_file)):
             try:
                 read_file(path, KEYS_BYTES_MAX)  # OpenSSL would wait for a pipe, with the event loop

@@ -38,7 +38,7 @@ from gateway.groups.coordinator.metrics import coordinator_metrics
 from gateway.groups.coordinator.service import Coordinator
 from gateway.main.admin import BROKER_NAME, LocalAdmin
 from gateway.main.application import build_application
-from gateway.main.clustering import belonging, checked, clustered, trusting_own
+from gateway.main.clustering import belonging, checked, clustered
 from gateway.main.file_handles import within_handles
 from gateway.main.garbage import calm_collector
 from gateway.main.group_moves import GIVE_ERRORS, GroupMoves
@@ -46,6 +46,7 @@ from gateway.main.identity import cluster_id
 from gateway.main.listener import (
     BACKLOG,
     address_of,
+    advertised_kafka,
     answering_not_ready,
     bound_kafka_sockets,
     bound_socket,
@@ -180,6 +181,7 @@ async def run(
                         clock,
                         listener=listener,
                         internal=internal,
+                        kafka=advertised_kafka(config, kafka_sockets),
                         tls=tls,
                         progress=progress,
                         stopping=stopping,
@@ -193,7 +195,7 @@ async def run(
                 group_moves = GroupMoves(groups, node)
                 await group_moves.begin()
                 gateway = belonging(gateway, groups, node)
-                forwarder = Forwarder(node, trusting_own(config.tls))
+                forwarder = Forwarder(node, None if tls is None else tls.trusting())
                 parts.push_async_callback(forwarder.close)
                 gateway = replace(gateway, forwarder=forwarder)
             recurring = build_recurring(gateway, store, admin)
@@ -252,7 +254,14 @@ async def run(
                 taking = listening(application, gateway, limiter, listener, tls)
             async with (
                 taking,
-                serving_kafka(gateway, limiter, kafka_sockets, ssl_context=ssl_context, backlog=BACKLOG),
+                serving_kafka(
+                    gateway,
+                    limiter,
+                    kafka_sockets,
+                    ssl_context=ssl_context,
+                    backlog=BACKLOG,
+                    on_group_gone=groups.handover.on_gone,
+                ),
             ):
                 url = url_of(config.host, listener, tls)
                 announce(url)

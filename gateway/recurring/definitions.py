@@ -48,8 +48,8 @@ MISSED_MAX = 1_000
 Missed = Literal["once", "all"]
 
 
-class RecurringRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is sent. `json_values`: key and value are JSON or null."""
+class RecurringRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What is sent. `json_values`: key and value are JSON or null. `queues`: light queues that it is in as well."""
 
     key: bytes | None = None
     value: bytes | None = None
@@ -58,18 +58,20 @@ class RecurringRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tag: str | None = None
     message_group: str | None = None
     json_values: bool = False
+    queues: tuple[str, ...] = ()
 
     @property
     def size_bytes(self) -> int:
-        """Key, value, headers and tag."""
+        """Key, value, headers, tag and queues."""
         texts = sum(len(name.encode()) + len(value or b"") for name, value in self.headers)
-        return len(self.key or b"") + len(self.value or b"") + texts + len((self.tag or "").encode())
+        texts += sum(len(name.encode()) for name in (self.tag or "", *self.queues))
+        return len(self.key or b"") + len(self.value or b"") + texts
 
     def at(self, due_ms: int) -> ProduceRecord:
         """The record of one due time, which is its timestamp."""
         return ProduceRecord(
             self.key, self.value, list(self.headers), due_ms, self.partition, self.tag, None, None,
-            message_group=self.message_group,
+            message_group=self.message_group, queues=[name.encode() for name in self.queues] or None,
         )  # fmt: skip
 
 
@@ -178,7 +180,7 @@ _decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
 
 
 def decode_events(values: Iterable[bytes | None]) -> list[Event]:
-    """Raises ValueError: an event that nobody understands must not be skipped."""
+    """Raises ValueError: an unknown event must not be skipped."""
     try:
         return [_decoder.decode(value or b"") for value in values]
     except msgspec.MsgspecError as error:

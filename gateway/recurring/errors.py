@@ -1,8 +1,8 @@
 """What recurring schedules refuse.
 
 StoreError
-├── UnknownRecurring   there is none of this name                 (404)
-├── TooManyRecurring   the bound on their number is reached       (429)
+├── UnknownRecurring   there is none of this name
+├── TooManyRecurring   the bound on their number is reached
 └── Undeliverable      the topic does not exist or refuses the record (logged and counted; never an answer)
 """
 

@@ -43,6 +43,7 @@ from store import record_batch
 from store.clock import Clock
 from store.errors import DiskFull, Overloaded, RecordTooLarge, StoreError, StoreStopped, UnknownQueue
 from store.files import Files
+from store.light_names import LightNames
 from store.limits import MiB
 from store.record_batch import Record
 from store.types import Source
@@ -474,6 +475,7 @@ def _due_of(rows: Sequence[_Row]) -> Due:
         all(row.recurring.definition.record.json_values for row in rows),
         hashes if any(hashes) else (),
         [row.owed.source for row in rows],
+        LightNames.of([[name.encode() for name in row.recurring.definition.record.queues] for row in rows]),
     )
 
 

@@ -113,13 +113,18 @@ class Routes(Protocol):
         """The machine room of a broker; empty when it has none."""
         ...
 
+    def lacking(self, data_format: int) -> list[str]:
+        """The nodes of the cluster whose program does not know a data format (store/data_format.py), by name: until
+        there is none, nobody may begin to use what it brings."""
+        ...
+
     def watch(self, topic: str, partition: int | None, wake: Callable[[], None]) -> Callable[[], None]:
         """Call `wake` with each change of a partition's chain, None: of any of the topic's, until the answer is
         called."""
         ...
 
     async def refresh(self, topic: str, partition: int) -> None:
-        """Look where a partition is now, if somebody knows better than this table; as far as it can be told."""
+        """Look where a partition is now, if there is a source newer than this table; as far as it can be told."""
         ...
 
     def locate(self, topic: str, broker: Broker, queue: QueueKey, offset: int | None) -> tuple[int, int | None]:

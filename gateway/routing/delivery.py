@@ -14,6 +14,7 @@ delivered once, whatever has moved since it was accepted:
 
 from __future__ import annotations
 
+import logging
 import struct
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,10 +25,22 @@ from gateway.routing.base import Route, Routes, place_of
 from gateway.routing.reading import PartitionReader
 from gateway.routing.told import told
 from store import record_batch
-from store.errors import AlreadyStored, DiskFull, Overloaded, RecordTooLarge, StoreError, TooManyIds, UnknownQueue
+from store.errors import (
+    AlreadyStored,
+    DiskFull,
+    NoLightQueues,
+    Overloaded,
+    RecordTooLarge,
+    StoreError,
+    TooManyIds,
+    UnknownQueue,
+)
+from store.light_names import LightNames
 from store.record_batch import Record
 from store.types import ID_BYTES, Acks, Append, Identity, ReadResult, Source
 from timer.ports import Due, Target, append_of
+
+log = logging.getLogger(__name__)
 
 _SOURCE = struct.Struct(">qI")
 
@@ -54,10 +67,14 @@ class RoutedPartitions:
         is_any_stored = False
         for broker, sent in by_broker.items():
             try:
-                stored = await self._store(broker, [(due, route) for _, due, route in sent])
+                stored: Sequence[Sequence[int] | None] = await self._store(
+                    broker, [(due, route) for _, due, route in sent]
+                )
             except (UnknownQueue, RecordTooLarge) as error:
                 refused = error
                 continue
+            except NoLightQueues:  # said before anything was stored
+                stored = await self._store_each(broker, [(due, route) for _, due, route in sent])
             except StoreError as error:
                 if broker.name != self._own or isinstance(error, TooManyIds):
                     continue  # perhaps another node has stored them: sent again, they are found by their ids
@@ -90,6 +107,17 @@ class RoutedPartitions:
         bases = [route.to_logical(answer.base_offset) for (_, route), answer in zip(sent, answers, strict=True)]
         return [range(base, base + due.record_count) for (due, _), base in zip(sent, bases, strict=True)]
 
+    async def _store_each(self, broker: Broker, sent: _Sent) -> list[Sequence[int] | None]:
+        """The same one by one: what names light queues waits until its partition has some again, nothing else does."""
+        stored: list[Sequence[int] | None] = []
+        for one in sent:
+            try:
+                stored += await self._store(broker, [one])
+            except (NoLightQueues, Overloaded, DiskFull) as error:
+                log.warning("due records wait topic_id=%d partition=%d: %s", *one[0].target, error)
+                stored.append(None)
+        return stored
+
     async def _store_rest(self, broker: Broker, sent: _Sent, known: AlreadyStored) -> list[Sequence[int]]:
         """Store what of it is new; where all of it is."""
         found_offsets: list[dict[int, int]] = []
@@ -117,11 +145,12 @@ class RoutedPartitions:
         if is_own and route.queue.queue_id == due.target.partition:  # it has never moved
             return append
         own = self._own.encode()
-        message_ids = [_message_id(own, source) for source in due.sources]
+        message_ids = [message_id_of(own, source) for source in due.sources]
         return replace(append, sources=due.sources if is_own else (), identity=Identity(message_ids=message_ids))
 
 
-def _message_id(broker: bytes, source: Source) -> bytes:
+def message_id_of(broker: bytes, source: Source) -> bytes:
+    """The message id of the record that a copy in the timer of a broker (its name) becomes on another broker."""
     return blake2b(_SOURCE.pack(*source) + broker, digest_size=ID_BYTES, person=b"mq-schedule").digest()
 
 
@@ -134,4 +163,5 @@ def _only(due: Due, indexes: Sequence[int]) -> Due:
         record_count=len(indexes),
         tag_hashes=[due.tag_hashes[index] for index in indexes] if due.tag_hashes else (),
         sources=[due.sources[index] for index in indexes],
+        light=None if due.light is None else LightNames.of([due.light.of_records()[index] for index in indexes]),
     )

@@ -11,7 +11,7 @@ soon, and LEGACY (4.x, the one of the original article), which leaves a broker a
     LEGACY               0      0   30000  60000 120000 180000  600000
 
 A broker that is avoided is *unavailable*; one that failed and has not answered since is *unreachable* too. Whoever
-chooses takes an available broker, else a reachable one, else any (`gateway/routing/select.py`): nobody is refused
+chooses takes an available broker, else a reachable one, else any (`gateway/routing/select.py`): no request is refused
 because all brokers are slow.
 
 Invariants

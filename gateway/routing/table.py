@@ -68,12 +68,14 @@ _PARTITIONS_OWN = (SealedQueue, PartitionLeft)
 class RouteTable:
     """All topics a gateway knows and the chain of each of their partitions. Answers from memory.
 
-    `faults` is what sends have told of the brokers, by name; `rooms` the machine rooms that their nodes are set up for.
+    `faults` is what sends have told of the brokers, by name; `rooms` the machine rooms that their nodes are set up for,
+    `formats` the newest data format that the program of each other one knows.
     """
 
     def __init__(self, penalties: PenaltyTable = CURRENT) -> None:
         self.faults = LatencyFaults(penalties)
         self.rooms: dict[str, str] = {}
+        self.formats: dict[str, int] = {}
         self._topics: dict[str, TopicView] = {}
         self._by_id: dict[int, TopicView] = {}
         self._by_name: list[TopicView] = []
@@ -83,7 +85,7 @@ class RouteTable:
         """Partitions of all topics."""
 
         self.refresh_by: Callable[[str, int], Awaitable[None]] | None = None
-        """Looks where a partition is now, and sets its chain; None: nobody knows better than this table."""
+        """Looks where a partition is now, and sets its chain; None: this table is all there is."""
 
     def put(self, topic: TopicView, broker: Broker) -> None:
         """Add a topic, or its new shape: its chains stay, and each partition that is new lies on `broker`, in the queue
@@ -206,6 +208,10 @@ class RouteTable:
         """The machine room of a broker: its node's, else what stands before an @ of its name."""
         room, at, _ = broker.partition("@")
         return self.rooms.get(broker) or (room if at else "")
+
+    def lacking(self, data_format: int) -> list[str]:
+        """See `Routes.lacking`."""
+        return sorted(name for name, known in self.formats.items() if known < data_format)
 
     def answered(self, broker: Broker, latency_ms: float, now_ms: float) -> None:
         """A broker has taken records. Times are monotonic."""

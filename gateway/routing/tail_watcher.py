@@ -8,10 +8,10 @@ That call, and no task, wakes those who wait: for the embedded broker within the
 records readable.
 
     the first to wait in a topic   watches the brokers of its partitions, then asks where the end is: what came between
-                                   its read and the watch nobody has told
+                                   its read and the watch was not notified
     a broker tells an end          who waits at another one is woken
     what was told may be wrong     (a partition has moved, a broker was away, an end went back) the end is asked for
-    nobody waits                   the end is followed for a while: most come back, and need no read then
+    there is no waiter             the end is followed for a while: most come back, and need no read then
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from store.errors import StoreError, UnknownQueue
 from store.types import QueueKey
 
 LOOK_S = 15.0
-"""An end that nobody waits at is followed for so long at least, and twice as long at most."""
+"""An end without a waiter is followed for so long at least, and twice as long at most."""
 
 Wake = Callable[[], None]
 
@@ -143,7 +143,7 @@ class _TopicTails:
         self._changed: dict[int, int] = {}  # partition → the number of its last change, the oldest first
         self.watches: set[TopicWatch] = set()
         self._tails: dict[int, _Tail] = {}  # by partition
-        self._looking: asyncio.TimerHandle | None = None  # for ends that nobody waits at
+        self._looking: asyncio.TimerHandle | None = None  # for ends without a waiter
         self._is_closed = False
         self._call_offs: dict[int, Callable[[], None]] = {}  # by the id of the broker that is watched
         self._forget_routes = routes.watch(topic, None, self._on_move)
@@ -204,7 +204,7 @@ class _TopicTails:
             self._looking = asyncio.get_running_loop().call_later(LOOK_S, self._look)
 
     def _look(self) -> None:
-        """Forget ends that nobody has waited at, now and the last time."""
+        """Forget ends that had no waiter now and the last time."""
         self._looking = None
         for partition, tail in list(self._tails.items()):
             if tail.waiting or tail.asking is not None:

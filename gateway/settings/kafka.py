@@ -43,8 +43,8 @@ class KafkaConfig:
 
     advertised: tuple[str, ...] = ()
     """What clients of a listener are told to connect to, by the listener's name: EXTERNAL://mq.example.org:9094. A
-    listener that is not here advertises the address by which a client has reached it. `kafka.port` has the name
-    KAFKA."""
+    listener that is not here advertises the address by which a client has reached it; that of a node, the address it
+    listens on, or for all addresses the host of `cluster.client_url`. `kafka.port` has the name KAFKA."""
 
     auto_create_topics: bool = True
     """Make a topic, of `partitions_default` partitions, when a client that may create it asks for it by name."""

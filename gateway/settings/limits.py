@@ -169,7 +169,7 @@ class Limits:
     """Consumer groups of one server; each member of a broadcasting group, whose offsets are kept, counts as one."""
 
     group_in_flight_max: int = 20_000
-    """Records that one group may have handed out, or given back, and not settled, over all partitions."""
+    """Records that one group may have leased, or given back, and not settled, over all partitions."""
 
     in_flight_total_max: int = 100_000
     """Records that all groups together may have so. Each takes some 200 bytes, and a partition with any 1 KiB."""

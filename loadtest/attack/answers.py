@@ -95,7 +95,7 @@ async def unread_sockets(attacker: Attacker, *, sockets: int, mib: int, seconds:
     }  # fmt: skip
     held: list[aiohttp.ClientWebSocketResponse] = []
     for _ in range(sockets):
-        # Its reader stops taking bytes at 64 KiB that nobody has asked it for.
+        # Its reader stops taking bytes at 64 KiB that its caller did not ask for.
         socket = await attacker.session.ws_connect("/ws/v1", max_msg_size=0, autoping=False, compress=0)
         await socket.send_str(orjson.dumps(subscribe).decode())
         held.append(socket)

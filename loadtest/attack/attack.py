@@ -98,10 +98,10 @@ class Bounds(NamedTuple):
 
     health_ms: float
     gap_ms: float
-    """Between two sends of somebody else that were acknowledged."""
+    """Between two sends of another client that were acknowledged."""
 
     late_ms: float
-    """A delayed record of somebody else, at its delivery."""
+    """A delayed record of another client, at its delivery."""
 
     turn_ms: float
     """CPU time of a turn of the event loop, with all that hundreds of connections have sent at once."""

@@ -89,7 +89,7 @@ async def strangers_bodies(
     for _ in range(seconds):
         answer = await attacker.ask("POST", f"/topics/{TOPIC}", body=body, headers={"Content-Type": JSON_TYPE})
         if answer.status != 200:
-            attacker.wrong(f"a large send of somebody with the right to it: {answer.status}")
+            attacker.wrong(f"a large send of a client with the right to it: {answer.status}")
         await asyncio.sleep(1)
     await asyncio.gather(*(_close(attacker, *connection) for connection in held if connection))
 

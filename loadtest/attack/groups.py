@@ -95,7 +95,7 @@ async def _answers(attacker: Attacker, socket: aiohttp.ClientWebSocketResponse, 
 
 
 async def consumer_instances(attacker: Attacker, *, instances: int, partitions: int, seconds: int) -> None:
-    """Consumer instances of the REST Proxy, each with a subscription, which nobody calls again."""
+    """Consumer instances of the REST Proxy, each with a subscription, which are not called again."""
     until_s = time.monotonic() + seconds
 
     async def one(number: int) -> None:

@@ -1,4 +1,4 @@
-"""Attacks on the port for Kafka clients: the dearest requests, answers that nobody reads, requests that stay half."""
+"""Attacks on the port for Kafka clients: the dearest requests, answers that are not read, requests that stay half."""
 
 from __future__ import annotations
 

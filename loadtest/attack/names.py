@@ -28,7 +28,7 @@ SECOND_SERVER_S = 30.0
 
 
 async def forged_tokens(attacker: Attacker, *, times: int) -> None:
-    """Tokens that bring their own key, name where it is, or are signed by nobody."""
+    """Tokens that bring their own key, name where it is, or are not signed."""
     asked_for_keys = 0
 
     def on_connect(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

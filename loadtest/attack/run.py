@@ -2,7 +2,7 @@
 replaced, so that no row is blamed for another.
 
     prepare │ start (memory) │ the attack, in a process of its own │ quiet, up to a minute │ end
-            └──────── watched, with somebody else's sends and reads going on ────────────────┘
+            └──────── watched, with another client's sends and reads going on ───────────────┘
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Somebody else who uses the victim meanwhile: sends single records, some of them delayed, and reads them all.
+"""Another client that uses the victim meanwhile: it sends single records, some of them delayed, and reads them all.
 
 What it has been told is stored must be there at the end, and sends and due timers must go on whatever is done to the
 server by others.

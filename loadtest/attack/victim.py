@@ -36,7 +36,7 @@ class Target(NamedTuple):
     """Its data, its log and its keys are in here."""
 
     token: str | None
-    """Of an administrator. None: nobody is asked."""
+    """Of an administrator. None: authentication is disabled."""
 
     kafka_port: int = 0
 

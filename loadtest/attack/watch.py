@@ -38,7 +38,7 @@ def memory(pid: int) -> Memory:
     except OSError as error:
         raise NotMeasured("the server has ended") from error
     found = {name: text.split() for name, _, text in (line.partition(":") for line in lines)}
-    if "VmRSS" not in found:  # it is dead, and nobody has asked for its exit code yet
+    if "VmRSS" not in found:  # it is dead, and its exit code was not collected yet
         raise NotMeasured("the server has ended")
     return Memory(int(found["VmRSS"][0]) * 1024, int(found["VmHWM"][0]) * 1024)
 

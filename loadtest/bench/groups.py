@@ -161,7 +161,7 @@ def rebalance(members: int, partitions: int) -> dict[str, float]:
         events = membership.decide_join(f"m{number:04d}", wish, topics)
         for event in events:
             membership.apply(event, 0)
-        for other in membership.members():  # everybody gives up at once what is to move
+        for other in membership.members():  # every member gives up at once what is to move
             share = membership.share(other.member_id)
             if share.revoking:
                 for released in membership.decide_release(other.member_id, share.generation, share.revoking, topics):

@@ -38,6 +38,7 @@ import psutil
 from rich.console import Console
 
 from loadtest.bench import parts as pages
+from loadtest.bench.containment import memory_limited
 from loadtest.bench.librdkafka import rate_of, rdkafka_performance
 from loadtest.bench.parts import Part, number, shown_times
 from loadtest.peers.fetch import TOOLS, program
@@ -84,7 +85,7 @@ class Side(NamedTuple):
 
 
 class Used(NamedTuple):
-    """What a run took: processor seconds of the server, of the client, and of nobody, and how long it was."""
+    """What a run took: processor seconds of the server, of the client, and idle, and how long it was."""
 
     server_s: float
     client_s: float
@@ -274,8 +275,8 @@ def _delete(side: Side, topic: str) -> None:
 
 
 @contextmanager
-def sides(directory: Path, level: str) -> Iterator[list[Side]]:
-    """Both servers at a level. Raises Unavailable."""
+def sides(directory: Path, level: str) -> Iterator[tuple[list[Side], str]]:
+    """Both servers at a level, and how their memory is limited. Raises Unavailable."""
     kafka, port = Kafka(), free_port()
     kafka.prepare(TOOLS)
     (directory / "kafka").mkdir(parents=True)
@@ -283,8 +284,10 @@ def sides(directory: Path, level: str) -> Iterator[list[Side]]:
     with (
         running_server(directory / "mq", "--acks", acks, "--kafka-port", str(port)) as ours,
         kafka.serve(TOOLS, directory / "kafka", Level(level, LEVELS[level], "")) as theirs,
+        memory_limited("mq", [ours.pid]) as memory,
+        memory_limited("kafka", theirs.pids),
     ):
-        yield [Side(OURS, f"127.0.0.1:{port}", ours.pid), Side(KAFKA, theirs.endpoint, theirs.pids[0])]
+        yield [Side(OURS, f"127.0.0.1:{port}", ours.pid), Side(KAFKA, theirs.endpoint, theirs.pids[0])], memory
 
 
 Rows = list[dict[str, object]]
@@ -330,12 +333,14 @@ def _on_its_topic(work: Work, side: Side, round_: int, count: int) -> tuple[Sequ
         _delete(side, topic)
 
 
-def measured(options: Options, level: str, workloads: Sequence[Work], tell: Callable[[str], None]) -> tuple[int, Rows]:
+def measured(
+    options: Options, level: str, workloads: Sequence[Work], tell: Callable[[str], None]
+) -> tuple[dict[str, object], Rows]:
     """All workloads at a level: rates, CPU seconds per million records and shares of the cores, of each server, a value
-    a round; and how many rounds there were time for."""
+    a round; before them how many rounds there were time for, and how memory was limited."""
     found = {work: _Found({OURS: [], KAFKA: []}, {OURS: [], KAFKA: []}) for work in workloads}
     counts = {work: options.count(int(work.record_count * WARM_COUNT_SHARE)) for work in workloads}
-    with sides(options.directory / level, level) as both:
+    with sides(options.directory / level, level) as (both, memory):
         filled = {work.reads_bytes: work.record_count for work in workloads if work.reads_bytes}
         for (size_bytes, record_count), side in product(filled.items(), both):
             _create(side, f"filled-{size_bytes}", 1)
@@ -357,7 +362,8 @@ def measured(options: Options, level: str, workloads: Sequence[Work], tell: Call
                     most = options.count(work.record_count)
                     is_rate = work.unit == "records/s"
                     counts[work] = max(COUNT_MIN, min(most, int(min(rates) * RUN_S))) if is_rate else most
-    return len(found[workloads[0]].used[OURS]), [row for work in workloads for row in _rows_of(work, found[work])]
+    known = {"rounds": len(found[workloads[0]].used[OURS]), "memory": memory}
+    return known, [row for work in workloads for row in _rows_of(work, found[work])]
 
 
 def _rows_of(work: Work, found: _Found) -> Rows:
@@ -470,7 +476,9 @@ def as_markdown(parts: Mapping[str, Part]) -> str:
         "count; a topic of 1,000 partitions has a record in each before the clock runs. At the level *written* mq",
         "bounds what a power cut may take: it waits for the disk while 64 MiB, or what is half a second old, is not",
         "synced ([why](../decisions/0026-what-is-only-written-does-not-wait-for-the-disk.md)). Kafka has no such",
-        "bound.",
+        "bound. *memory*: each server is in a group of processes with this limit, as in a container: on a virtual",
+        "machine the first touch of a page of memory costs many times the copy into it, and without a limit the server",
+        "that runs at that moment pays.",
         "",
     ]
     lines += pages.condition_lines(parts)
@@ -513,7 +521,8 @@ def main() -> None:
                 )
                 others = pages.OtherPrograms()
                 with console.status(level) as status:
-                    conditions["rounds"], rows = measured(options, level, workloads, status.update)
+                    known, rows = measured(options, level, workloads, status.update)
+                conditions.update(known)
                 conditions["other_programs"] = others.said()
                 parts = pages.write(asked.out, "kafka", [*LEVELS], {level: Part(conditions, rows)}, as_markdown)
         except Unavailable as error:

@@ -11,7 +11,7 @@ from loadtest.peers.fetch import FETCH_TIMEOUT_S, program
 from loadtest.peers.peer import Unavailable, WorkFailed
 
 _SOURCES = """Types: deb-src
-URIs: http://deb.debian.org/debian
+URIs: {archive}
 Suites: {suite}
 Components: main
 Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
@@ -28,6 +28,19 @@ _PRODUCED = re.compile(r"(\d+) messages produced.*?(\d+) delivered", re.DOTALL)
 _RATE = re.compile(r"(\d+) msgs/s")
 
 
+def _archive() -> tuple[str, str]:
+    """(URI, suite) of the archive that this machine's own Debian packages come from. Raises Unavailable."""
+    suite = re.search(r"VERSION_CODENAME=(\w+)", Path("/etc/os-release").read_text())
+    listed = subprocess.run(
+        ["apt-get", "indextargets", "--format", "$(REPO_URI) $(RELEASE) $(COMPONENT)", "Created-By: Packages"],
+        capture_output=True, text=True, check=False, timeout=FETCH_TIMEOUT_S,
+    ).stdout.splitlines()  # fmt: skip
+    for uri, release, component in (line.split() for line in listed):
+        if suite and (release, component) == (suite[1], "main"):
+            return uri, release
+    raise Unavailable("rdkafka_performance is built from Debian's source package, and this is not Debian")
+
+
 def rdkafka_performance(tools: Path) -> str:
     """The program. Raises Unavailable."""
     binary = tools / "bin" / "rdkafka_performance"
@@ -35,13 +48,11 @@ def rdkafka_performance(tools: Path) -> str:
         return str(binary)
     for name, package in (("apt-get", "apt"), ("gcc", "gcc"), ("make", "make")):
         program(name, package)
-    suite = re.search(r"VERSION_CODENAME=(\w+)", Path("/etc/os-release").read_text())
-    if suite is None:
-        raise Unavailable("rdkafka_performance is built from Debian's source package, and this is not Debian")
+    archive, suite = _archive()
     building = tools / "librdkafka.new"
     shutil.rmtree(building, ignore_errors=True)
     building.mkdir(parents=True)
-    (building / "src.sources").write_text(_SOURCES.format(suite=suite[1]))
+    (building / "src.sources").write_text(_SOURCES.format(archive=archive, suite=suite))
     places = (f"sourcelist={building}/src.sources", "sourceparts=-")
     options = " ".join(f"-o Dir::Etc::{place}" for place in places) + f" -o Dir::State::lists={building}/lists"
     for step in _STEPS:

@@ -148,12 +148,21 @@ class Frames(asyncio.Protocol):
         del buffer[:at]
 
 
-async def connect(url: str, path: str, on_frame: Callable[[Frames], None], decode: Decode | None = None) -> Frames:
-    """Open a socket."""
+async def connect(
+    url: str,
+    path: str,
+    on_frame: Callable[[Frames], None],
+    decode: Decode | None = None,
+    local_address: str | None = None,
+) -> Frames:
+    """Open a socket; `local_address`: from this one."""
     place = urlsplit(url)
     loop = asyncio.get_running_loop()
     transport, frames = await loop.create_connection(
-        lambda: Frames(on_frame, decode), str(place.hostname), place.port or 80
+        lambda: Frames(on_frame, decode),
+        str(place.hostname),
+        place.port or 80,
+        local_addr=None if local_address is None else (local_address, 0),
     )
     key = base64.b64encode(os.urandom(16)).decode()
     transport.write(

@@ -47,5 +47,5 @@ class LoadClient(Protocol):
     def name(self) -> str: ...
 
     async def drive(self, url: str, request: Request, *, connections: int, duration_s: float) -> Load:
-        """Load the server for about `duration_s`. Raises RunFailed, or ConnectionError when nobody listens."""
+        """Load the server for about `duration_s`. Raises RunFailed, or ConnectionError when no server listens."""
         ...

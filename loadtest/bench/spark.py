@@ -307,7 +307,7 @@ class KafkaTopics:
     """Topics of a broker, with batches of BATCH_ROWS records; its files are below `data`."""
 
     def __init__(self, endpoint: str, data: Path) -> None:
-        kafka: Any = import_module("confluent_kafka")  # nobody needs it but who has the broker
+        kafka: Any = import_module("confluent_kafka")  # needed only where the broker is
         admin: Any = import_module("confluent_kafka.admin")
         self.endpoint = endpoint
         self._data = data

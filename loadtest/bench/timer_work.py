@@ -2,8 +2,8 @@
 
 accept      batches of 1,000 delayed records of 100 bytes, appended durably and put into the wheel
 busy        records due in one second: from its first millisecond until the last is delivered durably
-others      meanwhile, what somebody else waits for a durable append of one record and for reading it back. The limit
-            writes the same bytes at the same pace from a thread of a bare loop, and somebody's small writes between
+others      meanwhile, what another client waits for a durable append of one record and for reading it back. The limit
+            writes the same bytes at the same pace from a thread of a bare loop, and another's small writes between
 lateness    records due evenly over some seconds: from the due millisecond until durably delivered. The limit does
             nothing but write the same bytes at the same pace: one pwritev and fdatasync, from a thread of a bare loop
 flat        CPU of accepting a schedule while few and while many are pending

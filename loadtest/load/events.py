@@ -10,7 +10,7 @@
                audits, deletes the topic
 
 Locust ends a headless master before its workers, hence `mq_stop`. A worker that never told its ledger is a failure:
-what it was told by the server is not known to anybody.
+what the server told it is lost.
 """
 
 from __future__ import annotations

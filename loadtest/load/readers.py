@@ -147,7 +147,7 @@ class Follower(Consumer):
     """All partitions, from what is there when it comes."""
 
     def join(self, name: str) -> None:
-        """Subscribe; nobody remembers the name. Raises Refused."""
+        """Subscribe; the name is not remembered. Raises Refused."""
         self._watch = Watch(self._run)
         self._socket.subscribe(topics=[self._run.topic], credit=CREDIT, **{"from": "latest"})
 

@@ -1,6 +1,6 @@
 """Strimzi's HTTP bridge over the Kafka of this scoreboard: the direct peer of our REST API.
 
-Its releases are archives, not Maven artifacts, so it is measured where somebody has unpacked one: MQ_KAFKA_BRIDGE
+Its releases are archives, not Maven artifacts, so it is measured where one was unpacked: MQ_KAFKA_BRIDGE
 names that directory (with bin/kafka_bridge_run.sh). Only sending is its own: reading would be Kafka's client.
 """
 

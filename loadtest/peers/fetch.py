@@ -1,7 +1,7 @@
 """Where a peer's programs come from, in pinned versions: Debian's packages, Maven artifacts, the Go module proxy.
 
 Everything is put into one directory that may be deleted. A tool that is missing, or a package that cannot be had, is
-`Unavailable` with its reason: nobody needs any of this to use or to test mq.
+`Unavailable` with its reason: none of this is needed to use or to test mq.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The broker's HA port and others bind every address, so servers and client run in a network namespace of their own,
 which takes root and iproute2. The client is a small Java program beside this file, spoken to over its standard input
-and output, so that its clock is ours and its results are checked like everybody's. Its benchmark programs
+and output, so that its clock is ours and its results are checked like the others'. Its benchmark programs
 (rocketmq-example) are in no Maven repository.
 """
 

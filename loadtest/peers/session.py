@@ -148,7 +148,7 @@ def drive_command(row: Row, work: str, endpoint: str, topic: str, options: Optio
 
 
 def failure(error: Exception) -> Result:
-    """The reason as it is reported: where the checkout lies is nobody's business."""
+    """The reason as it is reported: without the path of the checkout."""
     return {"failed": str(error).replace(f"{REPOSITORY}/", "")[:REASON_CHARS_MAX]}
 
 

@@ -66,7 +66,7 @@ class Running:
 @asynccontextmanager
 async def running(command: Sequence[str], environment: Mapping[str, str] | None = None) -> AsyncGenerator[Running]:
     """Run a tool until the block ends; then it is killed."""
-    with tempfile.TemporaryFile() as output:  # a pipe that nobody reads would stop it
+    with tempfile.TemporaryFile() as output:  # a full pipe would stop it
         process = await asyncio.create_subprocess_exec(
             *command,
             stdin=asyncio.subprocess.DEVNULL,

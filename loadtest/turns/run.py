@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import aiohttp
 
-from loadtest.turns.cases import Case, Client, Size, cases, prepare, prepare_crowd
+from loadtest.turns.cases import HELD_MS_MAX, Case, Client, Size, cases, prepare, prepare_crowd
 
 TRIES, LATE_MAX = 5, 1
 """A case over its limit is run again, to so many times in all, and may be over it in LATE_MAX of them: what shares the
@@ -23,10 +23,13 @@ _SETTLING_S = 0.03  # what follows an answer is of the same turn
 _START_TIMEOUT_S = 60.0
 _CASE_TIMEOUT_S = 120.0
 
+Ask = Callable[[], asyncio.Future[tuple[float, str, float]]]
+"""The longest turn since it was asked last: milliseconds, what it was at; and the slowness of the machine now."""
+
 
 class Turn(NamedTuple):
     """The longest turn of one case: CPU milliseconds, what the loop was at (as far as it was seen), and what became of
-    the request. Of a case that was run TRIES times, the longest one but LATE_MAX."""
+    the request. Of a case that was run TRIES times, the longest but LATE_MAX."""
 
     route: str
     case: str
@@ -34,7 +37,14 @@ class Turn(NamedTuple):
     by: str
     outcome: str
     held_ms_max: float
-    """What it may have been."""
+    """What it may have been on a machine of slowness 1."""
+    slowness: float = 1.0
+    """Of the machine during this case (loadtest/slowness.py), where that is taken into account."""
+
+    @property
+    def scaled_ms(self) -> float:
+        """CPU milliseconds on a machine of slowness 1."""
+        return self.ms / self.slowness
 
 
 def measure(
@@ -43,15 +53,19 @@ def measure(
     wanted: Callable[[Case], bool] = lambda _: True,
     tell: Callable[[Turn], None] = lambda _: None,
     directory: Path | None = None,
+    is_scaled: bool = False,
 ) -> list[Turn]:
     """Run all cases, or those that are `wanted`, on a server in a temporary directory (below `directory`); the longest
-    turn of each, the longest first. `tell` is called with each as it comes. Raises RuntimeError when the server
-    ends."""
+    turn of each, the longest first. `tell` is called with each as it comes. `is_scaled`: a machine that is slow, or
+    busy with other things, makes no case late; all cases have the limit HELD_MS_MAX then. Raises RuntimeError when the
+    server ends."""
     with tempfile.TemporaryDirectory(dir=directory, prefix="turns-") as data:
-        return asyncio.run(_measure(Path(data), size, wanted, tell))
+        return asyncio.run(_measure(Path(data), size, wanted, tell, is_scaled))
 
 
-async def _measure(data: Path, size: Size, wanted: Callable[[Case], bool], tell: Callable[[Turn], None]) -> list[Turn]:
+async def _measure(
+    data: Path, size: Size, wanted: Callable[[Case], bool], tell: Callable[[Turn], None], is_scaled: bool
+) -> list[Turn]:
     turns = []
     async with _server(data) as (url, kafka_port, longest), aiohttp.ClientSession() as session:
         client = Client(url, kafka_port, session)
@@ -62,16 +76,17 @@ async def _measure(data: Path, size: Size, wanted: Callable[[Case], bool], tell:
                 if case.is_in_crowd and not is_crowded:
                     is_crowded = True
                     await prepare_crowd(client)
-                turns.append(turn := await _run(client, case, longest))
+                turns.append(turn := await _run(client, case, longest, is_scaled))
                 tell(turn)
         await client.close()
-    return sorted(turns, key=lambda turn: -turn.ms)
+    return sorted(turns, key=lambda turn: -turn.scaled_ms)
 
 
-async def _run(client: Client, case: Case, longest: Callable[[], asyncio.Future[tuple[float, str]]]) -> Turn:
+async def _run(client: Client, case: Case, longest: Ask, is_scaled: bool) -> Turn:
     turns: list[Turn] = []
-    while not turns or (len(turns) < TRIES and turns[0].ms > case.held_ms_max):
-        await longest()
+    limit_ms = HELD_MS_MAX if is_scaled else case.held_ms_max
+    while not turns or (len(turns) < TRIES and turns[0].scaled_ms > limit_ms):
+        _, _, slowness_before = await longest()
         try:
             async with asyncio.timeout(_CASE_TIMEOUT_S):
                 outcome = await case.run(client)
@@ -80,15 +95,15 @@ async def _run(client: Client, case: Case, longest: Callable[[], asyncio.Future[
         except (aiohttp.ClientError, ConnectionError) as error:
             outcome = type(error).__name__
         await asyncio.sleep(_SETTLING_S)
-        ms, by = await longest()
-        turns.append(Turn(case.route, case.name, ms, by, outcome, case.held_ms_max))
-    return sorted(turns, key=lambda turn: -turn.ms)[LATE_MAX if len(turns) == TRIES else 0]
+        ms, by, slowness_after = await longest()
+        slowness = max(slowness_before, slowness_after) if is_scaled else 1.0
+        turns.append(Turn(case.route, case.name, ms, by, outcome, limit_ms, slowness))
+    return sorted(turns, key=lambda turn: -turn.scaled_ms)[LATE_MAX if len(turns) == TRIES else 0]
 
 
 @asynccontextmanager
-async def _server(data: Path) -> AsyncIterator[tuple[str, int, Callable[[], asyncio.Future[tuple[float, str]]]]]:
-    """The URL of a running server, its port for Kafka clients, and what asks it for the longest turn since it was asked
-    last."""
+async def _server(data: Path) -> AsyncIterator[tuple[str, int, Ask]]:
+    """The URL of a running server, its port for Kafka clients, and what asks it for the longest turn."""
     with (data / "server.log").open("wb") as errors:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "loadtest.turns.server", str(data / "data"),
@@ -98,13 +113,13 @@ async def _server(data: Path) -> AsyncIterator[tuple[str, int, Callable[[], asyn
     assert process.stdout is not None
     stdin, stdout = process.stdin, process.stdout
 
-    async def ask() -> tuple[float, str]:
+    async def ask() -> tuple[float, str, float]:
         stdin.write(b"\n")
         answer = await stdout.readline()
         if not answer:
             raise RuntimeError(f"the server has ended: {(data / 'server.log').read_text()[-4000:]}")
-        ms, by = json.loads(answer)
-        return float(ms), str(by)
+        ms, by, slowness = json.loads(answer)
+        return float(ms), str(by), float(slowness)
 
     try:
         url, _, kafka_port = (await asyncio.wait_for(stdout.readline(), _START_TIMEOUT_S)).decode().partition(" ")

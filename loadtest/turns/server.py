@@ -1,7 +1,8 @@
 """A server that says how long the turns of its event loop were: `python -m loadtest.turns.server DATA`.
 
 Its first line of output is its URL and its port for Kafka clients. To each line of input it answers with the longest
-turn since the one before, as JSON: milliseconds of CPU time, and what it was at. It ends with its input.
+turn since the one before, as JSON: milliseconds of CPU time, what it was at, and how slow the machine is now. It ends
+with its input.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from gateway.main import wiring
 from gateway.main.garbage import calm_collector
 from gateway.main.loop_watch import Held, LoopWatch
 from gateway.settings.config import build
+from loadtest.slowness import slowness
 from store.limits import MiB
 
 BEAT_S = 0.002
@@ -40,7 +42,7 @@ async def serve(data: Path) -> None:
         nonlocal longest
         for _ in sys.stdin:
             held, longest = longest, Held(0.0, 0.0, "")
-            print(json.dumps([1000 * min(held.length_s, held.cpu_s), held.by]), flush=True)
+            print(json.dumps([1000 * min(held.length_s, held.cpu_s), held.by, slowness()]), flush=True)
         loop.call_soon_threadsafe(stopping.set)
 
     with socket.create_server(("127.0.0.1", 0)) as free:

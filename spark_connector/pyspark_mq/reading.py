@@ -133,6 +133,6 @@ def _ahead(items: Iterator[T]) -> Iterator[T]:
         while (item := pending.result()) is not None:
             pending = maker.submit(next, items, None)
             yield item
-    finally:  # a LIMIT ends a task early: do not wait for a request whose answer nobody wants
+    finally:  # a LIMIT ends a task early: do not wait for a request whose answer is not wanted
         maker.shutdown(wait=False, cancel_futures=True)
         sys.setswitchinterval(interval_s)

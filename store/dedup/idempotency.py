@@ -50,7 +50,7 @@ _InFlight = dict[int, Waiter]  # by sequence
 
 
 def _nothing(_: Entry) -> None:
-    """Nobody else wants to see what is read again."""
+    """No other caller is to see what is read again."""
 
 
 class Idempotency:

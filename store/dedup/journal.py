@@ -4,7 +4,7 @@ Format of `dedup/<20 digits>`, big-endian: blocks end to end, each
 
     0       4        8       12      16         20       24       28
     +-------+--------+-------+-------+----------+--------+--------+--------------------------------------------------+
-    |crc32c |length  |row    |id     |part count|place   |delay   | columns                                          |
+    |crc32c |length  |row    |id     |part count|index   |delay   | columns                                          |
     |u32    |u32     |count  |count  |u32       |count   |count   |                                                  |
     +-------+--------+-------+-------+----------+--------+--------+--------------------------------------------------+
 
@@ -12,8 +12,8 @@ Format of `dedup/<20 digits>`, big-endian: blocks end to end, each
     length    of the columns, in bytes
     columns   of rows: positions i64, base offsets i64, store times i64, queues i64 (topic id << 32 | queue id)
               of ids: values i64 (row << 17 | index of the record), ids 16 bytes each
-              of parts: request id 16 bytes, fingerprint 8 bytes, row u32, first place u32, record count u32
-              places u32: of the parts, in order, whose first place is NOT_A_RUN, `record count` each
+              of parts: request id 16 bytes, fingerprint 8 bytes, row u32, first index u32, record count u32
+              indices u32: of the parts, in order, whose first index is NOT_A_RUN, `record count` each
               of delayed entries: row u32, record count u32; then due ms i64, topic id u32, queue id u32 of each record
 
 Which bytes count is said by the snapshot of the topics, which is saved after them (`Marks`): what a file holds behind

@@ -158,6 +158,8 @@ class LightRows:
         self._appended: list[_Appended] = []  # what made `_pending`
         self._row_count = 0  # in `_pending`
         self._flushing_bytes = 0
+        self.added_count = 0
+        """Rows that came since the start."""
 
     @property
     def is_flush_due(self) -> bool:
@@ -181,19 +183,28 @@ class LightRows:
     def append(self, entry: Indexed) -> None:
         """Add the rows of an entry, if its records are in light queues. Their offsets ascend along each queue."""
         if entry.light is not None and entry.light.is_assigned:
+            self.added_count += entry.light.row_count
             self._add(_Appended(entry.position, entry.size, entry.queue, entry.base_offset, entry.light))
 
     def _add(self, appended: _Appended) -> None:
         position, size, queue, base_offset, light = appended
         pending, prefix = self._pending, _QUEUE.pack(*queue)
-        rows = light.rows()
-        for record_index, name, offset in rows:
+        names, following = light.names, list(light.first_offsets)
+        of_queues: list[array[int]] = []
+        for name in names:
             key = prefix + name
             of_queue = pending.get(key)
             if of_queue is None:
                 of_queue = pending[key] = array("q")
-            of_queue.extend((offset, base_offset + record_index, position, size))
-        self._row_count += len(rows)
+            of_queues.append(of_queue)
+        counts, indexes = light.by_record()
+        at = 0
+        for partition_offset, count in enumerate(counts, base_offset):
+            for name_index in indexes[at : at + count]:
+                of_queues[name_index].extend((following[name_index], partition_offset, position, size))
+                following[name_index] += 1
+            at += count
+        self._row_count += len(indexes)
         self._appended.append(appended)
 
     # ---- reading -------------------------------------------------------------------------------------------------
@@ -203,14 +214,16 @@ class LightRows:
         prefix = _QUEUE.pack(*queue)
         keys = [prefix + name for name in names]
         found: list[int | None] = [None] * len(keys)
-        missing: list[int] = []
-        for number, key in enumerate(keys):
-            for rows in self._newest_first():
-                if (of_queue := rows.get(key)) is not None:
+        missing: Sequence[int] = range(len(keys))
+        for rows in self._newest_first():
+            left: list[int] = []
+            of = rows.get
+            for number in missing:
+                if (of_queue := of(keys[number])) is None:
+                    left.append(number)
+                else:
                     found[number] = of_queue[-_COLUMNS] + 1
-                    break
-            else:
-                missing.append(number)
+            missing = left
         database = self._database()
         if missing and database.has_light:
             values = database.light_ends([keys[number] for number in missing])

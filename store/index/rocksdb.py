@@ -86,7 +86,7 @@ BATCH_ROWS_MAX = 1024
 """Rows of one write batch: one or two milliseconds during which the binding keeps other threads waiting."""
 
 SWEEP_ROWS = 128
-"""Bounds looked at in each flush, round and round, to free rows of expired entries in queues that nobody asks for."""
+"""Bounds looked at in each flush, round and round, to free rows of expired entries in queues that are not read."""
 
 _NO_TAGS = array("q")
 PENDING_ENTRY_BYTES = 200  # one _Pending with its integers
@@ -614,8 +614,8 @@ class _Database:
             return list(islice(self._light_end.keys(from_key=first, read_opt=_up_to(end)), count))  # type: ignore[arg-type]
 
     def write_patiently(self, fill: Callable[[WriteBatch], None], /) -> None:
-        """Write a batch; when compaction is behind, wait for it, as a thread that keeps nobody else waiting. Raises
-        OSError."""
+        """Write a batch; when compaction is behind, wait for it, in a thread of its own, so that no other caller waits.
+        Raises OSError."""
         tries_left = STALL_TRIES
         while True:
             batch = WriteBatch(raw_mode=True)  # a refused one cannot be used again

@@ -1,7 +1,7 @@
 """Whether the event loop may write to the log by itself, or had better leave it to a thread. Pure.
 
 A small write into the page cache takes some ten microseconds, and handing it to a thread and back several times that.
-But a write can also wait: for a throttled disk, for memory. The loop then answers nobody; so it writes only what is
+But a write can also wait: for a throttled disk, for memory. The loop then answers no request; so it writes only what is
 small, keeps a moving estimate of how long that takes, and leaves it to the thread for a while when it is too long:
 for twice as long each time the first tries after a pause are slow again.
 """

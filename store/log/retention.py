@@ -1,7 +1,7 @@
 """Which log files may go: a pure decision from their ages and sizes, and from what still needs them.
 
 Files go whole and oldest first. The newest file stays. A file that holds the body of a pending schedule, or anything
-else somebody pinned, stays, and so does everything behind it: the log has no holes.
+else that was pinned, stays, and so does everything behind it: the log has no holes.
 
 Example: files of 100 bytes at 0, 100, 200, 300; the newest record of each is 9, 6, 4 and 0 hours old.
 

@@ -17,8 +17,8 @@ thread where the kernel cannot.
 Invariants
     W1  offsets of one queue are assigned and written in the same order
     W2  `publish` sees an entry before its caller is woken, and never before the entry is durable at its level
-    W3  after an I/O error nobody is answered with success any more: the failed group, and all that wait or come later,
-        get StoreStopped
+    W3  after an I/O error no caller is answered with success any more: the failed group, and all that wait or come
+        later, get StoreStopped
     W4  when the disk is full, no offset is used up: all that wait are refused, and the offsets they had are given back
     W5  one sync at a time; what is written while one is under way is left to the next
     W6  but for appends to `__meta` and `__offsets`: acks, commits and deletions go on. Sends leave them
@@ -53,7 +53,7 @@ GROUP_BYTES_MAX = 16 * MiB
 ZERO_GROUP_BYTES_MAX = 256 * KiB
 """Groups up to this size find zeros written ahead of them, larger ones allocated space. Twice the bytes cost as much as
 a commit of metadata here: a group of 100 kB takes 0.21 ms in zeros and 0.44 ms in allocated space, one of 800 kB 0.5 ms
-(and 2.5 ms for the zeros) and 0.9 ms. Nobody waits for the sync of what is only written: where nothing else has come
+(and 2.5 ms for the zeros) and 0.9 ms. No caller waits for the sync of what is only written: where nothing else has come
 since space was last made ready, it is allocated too."""
 
 
@@ -104,7 +104,7 @@ class _Call:
 
     @property
     def is_of_timer(self) -> bool:
-        """Whether it is of the timer: records that were due, rolled or cancelled. Nobody waits for most of them."""
+        """Whether it is of the timer: records that were due, rolled or cancelled. Most of them have no waiter."""
         return any(append.sources for append in self.appends)
 
 
@@ -185,7 +185,7 @@ class Writer:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether somebody waits for an append that is not of the timer."""
+        """Whether a caller waits for an append that is not of the timer."""
         return not all(call.is_of_timer for call in chain(self._group, self._waiting))
 
     def append(self, appends: Sequence[Append], acks: Acks) -> asyncio.Future[list[Appended]]:
@@ -280,6 +280,7 @@ class Writer:
         for name, first_offset, count in zip(light.names, light.first_offsets, light.record_counts(), strict=True):
             if self._light_ends.get((queue, name)) == first_offset + count:
                 del self._light_ends[queue, name]
+        light.let_go()
 
     async def run(self) -> None:
         """Write until `stop`; then write what still waits, sync, and return. On an I/O error answer everyone and

@@ -94,7 +94,7 @@ class Verdict(Enum):
 
     GOOD = "good"
     ROT = "rot"  # bytes that had been durable are gone
-    TORN = "torn"  # what a crash left of writes nobody was promised; the log ends before it
+    TORN = "torn"  # what a crash left of writes that were not acknowledged; the log ends before it
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 The log is read once, from its beginning to its end, and each entry is held against its units (`expect`). What lies
 behind the checkpoint is not looked at: a start forgets it. `finish` looks in the other direction: units that the index
-counts, but whose entries nobody saw.
+counts, but whose entries were not seen.
 
 A RocksDB index has its own module, store/offline/index_check_rocksdb.py. Memory is bounded: one piece of a limited
 number of queues.

@@ -154,7 +154,7 @@ def offsets_text(first: int, end: int) -> str:
 
 
 class _Verifier:
-    """One run over one directory, which nobody else changes."""
+    """One run over one directory, which no other process changes."""
 
     def __init__(self, root: Path, progress: Progress | None) -> None:
         self._root = root

@@ -125,10 +125,10 @@ def _assigned(consumers: list[Any], count: int) -> list[set[int]]:
 
 
 @asynccontextmanager
-async def serving(directory: Path) -> AsyncIterator[Kafka]:
+async def serving(directory: Path, settings: dict[str, str] | None = None) -> AsyncIterator[Kafka]:
     """A server of its own."""
     port = free_port()
-    server = Server(directory / "data", {"MQ_KAFKA_PORT": str(port)})
+    server = Server(directory / "data", {"MQ_KAFKA_PORT": str(port), **(settings or {})})
     await server.start()
     try:
         yield Kafka(server, port)
@@ -513,6 +513,37 @@ async def test_headers_delay_records_where_the_topic_says_so(kafka: Kafka) -> No
         session.get(f"{kafka.server.url}/mq/v1/topics/later") as answer,
     ):
         assert (await answer.json())["mq_headers"] is True
+
+
+async def test_a_header_puts_records_into_light_queues(tmp_path: Path, kafka: Kafka) -> None:
+    def produced(one: Kafka, *headers: tuple[str, bytes]) -> str | None:
+        found: list[str | None] = []
+        producer = one.producer(linger_ms=0)
+        producer.produce(
+            "chat", b"1", headers=list(headers), on_delivery=lambda error, _: found.append(error and error.name())
+        )
+        assert producer.flush(WAIT_S) == 0
+        return found[0]
+
+    name = ("mq-queues", b'["user/42", "room/7"]')
+    await kafka.create("chat", 1, mq_headers="true")
+    assert await asyncio.to_thread(produced, kafka, name) == "INVALID_RECORD", "its index is in files"
+    async with serving(tmp_path, {"MQ_STORE_INDEX": "rocksdb"}) as own:
+        await own.create("chat", 1, mq_headers="true")
+        assert await asyncio.to_thread(produced, own, ("mq-queues", b"user/42")) == "INVALID_RECORD"
+        assert await asyncio.to_thread(produced, own, ("own", b"kept"), name) is None
+        assert await asyncio.to_thread(produced, own, ("mq-delay-ms", b"200"), name) is None
+        path = f"{own.server.url}/mq/v1/topics/chat/queues/user%2F42/records"
+        seen: list[int] = []
+        async with aiohttp.ClientSession() as session:
+            cursor = ""
+            while len(seen) < 2:
+                async with session.get(f"{path}?timeout=10000{cursor}") as answer:
+                    page = await answer.json()
+                cursor = f"&cursor={page['next_cursor']}"
+                seen += [record["queue_offset"] for record in page["records"]]
+                assert "mq-queues" not in str(page["records"])
+        assert seen == [0, 1]
 
 
 async def test_dead_letters_are_topics_for_kafka_clients(kafka: Kafka) -> None:

@@ -354,7 +354,7 @@ def test_a_delay_that_is_longer_than_the_server_takes_is_sent_on(server: Server,
     began = time.time()
     publish(connection, "later", headers=eta(2.5))
     taken.wait(1)
-    assert 2.5 <= time.time() - began < 4
+    assert time.time() - began >= 2.5
     assert taken.messages[0].headers["eta"] is None
     assert taken.messages[0].headers["mq_eta"]
     taken.nothing_for()

@@ -440,3 +440,44 @@ async def test_worker_processes_are_killed_while_the_server_is_and_every_task_is
 
 def _has_done(done: Any, count: int) -> bool:
     return len(done()) >= count
+
+
+@pytest.mark.behaviour(49)
+async def test_an_inbox_goes_on_over_a_kill_and_a_device_where_it_was(tmp_path: Path) -> None:
+    rocksdb = {"MQ_STORE_INDEX": "rocksdb"}
+    server = Server(tmp_path / "data", rocksdb)
+    await server.start()
+    try:
+        async with mq.connect(server.url) as client:
+            await client.topics.create("orders", partitions=2)
+            await client.send("orders", 0, queues=["user/42", "room/7"])
+            await client.send("orders", "not yours", queues=["user/43"])
+            got: list[tuple[Any, int | None]] = []
+            reader = client.inbox("orders", "user/42", start="earliest")
+            async with client.group("phone").inbox("orders", "user/42", start="earliest", commit="manual") as phone:
+                first = await anext(aiter(phone))
+                assert (first.value, first.queue, first.queues) == (0, "user/42", [])
+                await first.ack()
+                await phone.commit()
+            async for message in reader:
+                got.append((message.value, message.queue_offset))
+                if len(got) == 1:
+                    await server.kill()
+                    server = Server(tmp_path / "data", rocksdb, port=int(server.url.rpartition(":")[2]))
+                    await server.start()
+                    sent = await client.send("orders", 1, queues=["user/42"], delay="200ms")
+                    assert sent.schedule_id is not None
+                    await client.send_many("orders", [mq.Record(2, queues=["user/42"]), mq.Record(3)])
+                elif len(got) == 3:
+                    break
+            assert sorted(got) == [(0, got[0][1]), (1, got[2][1]), (2, got[1][1])]
+            assert len({offset for _, offset in got}) == 3
+            async with client.group("phone").inbox("orders", "user/42") as phone:
+                assert (await anext(aiter(phone))).value == 2, "behind what it has committed"
+            rooms = client.inbox("orders", "room/*", start="earliest")
+            assert (await anext(aiter(rooms))).queues == ["room/7"]
+            await rooms.aclose()
+            with pytest.raises(mq.MqError, match="must be a list"):
+                await client.send("orders", 1, queues="user/42")
+    finally:
+        await server.end()

@@ -12,6 +12,7 @@ from itertools import chain
 import pytest
 from aiokafka.record import util
 
+from loadtest.slowness import slowness
 from store import record_batch
 from store.alike import RUN_COUNT_MIN, _offsets, are_alike
 from store.errors import IllegalRecord, MalformedBatch, RecordTooLarge
@@ -59,7 +60,8 @@ def test_long_varints_and_many_runs_cost_little() -> None:
         hostile[at : at + 1_000] = b"\xff" * 1_000
         began_s = time.process_time()
         assert not are_alike(hostile, 100_000)
-        assert time.process_time() - began_s < 0.2
+        taken_s = time.process_time() - began_s
+        assert taken_s < 0.2 * slowness()
     runs = [Record(None, b"v" * (1 + number // RUN_COUNT_MIN % 2), 0) for number in range(64 * RUN_COUNT_MIN)]
     assert not are_alike(encode(runs), len(runs))
     assert are_alike(encode(runs[: 2 * RUN_COUNT_MIN]), 2 * RUN_COUNT_MIN)

@@ -31,13 +31,15 @@ from store.limits import (
 )
 from store.record_batch import (
     HEADER_BYTES,
+    STEP_RECORDS,
     DecodedRecord,
     Record,
+    at_once,
     check,
     decode,
     decode_some,
     encode,
-    encode_most,
+    encode_most_in_steps,
     record_starts,
     split,
     with_base_offset,
@@ -349,14 +351,25 @@ def test_as_many_records_as_fit_are_encoded_and_none_of_them_twice() -> None:
     records = [Record(b"%d" % number, third, 0) for number in range(5)]
     counts = []
     while records:
-        batch, count = encode_most(records)
+        batch, count = at_once(encode_most_in_steps(records))
         assert [record.key for record in decode(batch)] == [record.key for record in records[:count]]
         counts.append(count)
         records = records[count:]
     assert counts == [2, 2, 1]
-    assert encode_most([Record(None, None, 0)] * (BATCH_RECORDS_MAX + 1))[1] == BATCH_RECORDS_MAX
+    assert at_once(encode_most_in_steps([Record(None, None, 0)] * (BATCH_RECORDS_MAX + 1)))[1] == BATCH_RECORDS_MAX
     with pytest.raises(RecordTooLarge):
-        encode_most([Record(None, bytes(BATCH_BYTES_MAX), 0)] * 2)
+        at_once(encode_most_in_steps([Record(None, bytes(BATCH_BYTES_MAX), 0)] * 2))
+
+
+@pytest.mark.parametrize(("count", "steps"), [(STEP_RECORDS, 0), (STEP_RECORDS + 1, 1), (3 * STEP_RECORDS, 2)])
+def test_others_have_their_turn_while_many_records_are_encoded(count: int, steps: int) -> None:
+    records = [Record(b"%d" % number, b"v", number, [("h", b"1")]) for number in range(count)]
+    encoding = encode_most_in_steps(records)
+    for _ in range(steps):
+        next(encoding)
+    with pytest.raises(StopIteration) as end:
+        next(encoding)
+    assert end.value.value == (encode(records), count)
 
 
 def test_encode_refuses_records_that_do_not_fit_one_batch() -> None:

@@ -201,3 +201,48 @@ test("the examples page asks for a token where the server does", { skip }, async
     await secured.end();
   }
 });
+
+test("the chat page: a room and inboxes, over a kill of the server; a device sees its inbox once", { skip }, async () => {
+  const own = await new Server([], { MQ_STORE_INDEX: "rocksdb" }).start();
+  try {
+    const context = await browser.newContext();
+    const errors = [];
+    const opened = async (me) => {
+      const tab = await context.newPage();
+      tab.on("pageerror", (error) => errors.push(error.message));
+      tab.on("console", (message) => /Content Security Policy|Refused/.test(message.text()) && errors.push(message.text()));
+      await tab.goto(`${own.url}/examples/chat.html?me=${me}`);
+      await tab.waitForSelector("#state:text('open')");
+      return tab;
+    };
+    const say = async (tab, text, to = "") => {
+      await tab.fill("[name=text]", text);
+      await tab.fill("[name=to]", to);
+      await tab.click("#send button");
+    };
+    const ann = await opened("ann");
+    const bob = await opened("bob");
+    await say(ann, "hello all");
+    await say(ann, "psst <b>", "bob");
+    await bob.waitForSelector("#said li:text('hello all')");
+    await bob.waitForSelector("#inbox li:text('psst <b>')");
+    await bob.waitForTimeout(1_000); // its place is committed
+    await own.kill();
+    await own.start();
+    await say(bob, "still here");
+    await say(bob, "and you?", "ann");
+    await ann.waitForSelector("#said li:text('still here')", { timeout: 60_000 });
+    await ann.waitForSelector("#inbox li:text('and you?')");
+    assert.deepEqual(await ann.locator("#said li").allTextContents(), ["annhello all", "bobstill here"]);
+    assert.deepEqual(await ann.locator("#inbox li").allTextContents(), ["boband you?"]);
+    const again = await opened("bob");
+    await again.waitForSelector("#said li:text('still here')");
+    await say(ann, "later", "bob");
+    await again.waitForSelector("#inbox li:text('later')");
+    assert.deepEqual(await again.locator("#inbox li").allTextContents(), ["annlater"]);
+    assert.deepEqual(errors, []);
+    await context.close();
+  } finally {
+    await own.end();
+  }
+});

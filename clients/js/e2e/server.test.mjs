@@ -411,3 +411,43 @@ test("idempotent sends over cut connections are stored once each; others are tol
   for (const client of [mq, sender, plain]) await client.close();
   cutter.end();
 });
+
+test("an inbox goes on over a kill of the server, and a device where it was", async () => {
+  const own = await new Server([], { MQ_STORE_INDEX: "rocksdb" }).start();
+  try {
+    for (const [name, options] of connections) {
+      const mq = await connect(own.url, options);
+      const topic = `inbox-${name}`;
+      await mq.http.createTopic(topic, 2);
+      await mq.produce(topic, { value: 0, queues: ["user/42", "room/7"] });
+      await mq.produce(topic, { value: "not yours", queues: ["user/43"] });
+      const [first] = await collect(mq.inbox(topic, "user/42", { group: "phone", start: "earliest", commit: "manual" }), 1);
+      assert.deepEqual([first.value, first.queue, first.queues], [0, "user/42", []]);
+      const phone = mq.inbox(topic, "user/42", { group: "phone", start: "earliest", commit: "manual" });
+      for await (const message of phone) {
+        await message.ack();
+        await phone.commit();
+        break;
+      }
+      const got = [];
+      for await (const message of mq.inbox(topic, "user/42", { from: "earliest" })) {
+        got.push([message.value, message.queueOffset]);
+        if (got.length === 1) {
+          await own.kill();
+          await own.start();
+          await until(() => mq.state === "open");
+          await mq.produce(topic, [{ value: 1, queues: ["user/42"] }, { value: 2 }]);
+        } else break;
+      }
+      assert.deepEqual(got.map(([value]) => value), [0, 1]);
+      assert.notEqual(got[0][1], got[1][1]);
+      const [next] = await collect(mq.inbox(topic, "user/42", { group: "phone" }), 1);
+      assert.equal(next.value, 1, "behind what it has committed");
+      const [room] = await collect(mq.inbox(topic, "room/*", { from: "earliest" }), 1);
+      assert.deepEqual(room.queues, ["room/7"]);
+      await mq.close();
+    }
+  } finally {
+    await own.end();
+  }
+});

@@ -108,6 +108,14 @@ export class Client {
   }
 
   /**
+   * The messages of a light queue of a topic: an inbox, a room, or `room/*`, all whose names begin so. It begins at `from`
+   * (default `latest`). With a `group`, which is one device, it goes on where that was, and commits as a stream does.
+   */
+  inbox(topic: string, queue: string, options: Omit<SubscribeOptions, "topics" | "pattern" | "queue"> = {}): Subscription {
+    return this.subscribe({ ...options, topics: topic, queue });
+  }
+
+  /**
    * Close the subscriptions (what their callbacks still send is sent), wait for the receipts of what was sent, then close
    * the connection. What takes longer than 10 s is given up.
    */

@@ -6,7 +6,7 @@ import type { Header } from "./record_batch.js";
 /** What a message needs of its subscription. */
 export interface Settler {
   settle(op: "ack" | "nack" | "reject" | "extend", receipt: string, fields: Fields): Promise<string | null>;
-  ackPlace(message: { topic: string; partition: number; offset: number }): void;
+  ackPlace(message: Message): void;
 }
 
 type Part = Uint8Array | null | undefined;
@@ -36,6 +36,21 @@ export class Message {
 
   get offset(): number {
     return this.raw["offset"] as number;
+  }
+
+  /** Of an inbox: the light queue it came from. */
+  get queue(): string | null {
+    return (this.raw["queue"] as string | undefined) ?? null;
+  }
+
+  /** Of an inbox: its offset there; `offset` is the partition's. */
+  get queueOffset(): number | null {
+    return (this.raw["queue_offset"] as number | undefined) ?? null;
+  }
+
+  /** Of `room/*`: the light queues it is in whose names match. */
+  get queues(): string[] {
+    return (this.raw["queues"] as string[] | undefined) ?? [];
   }
 
   /** Event time, epoch ms. */

@@ -10,6 +10,8 @@ export interface SubscribeOptions<M = Message> {
   topics?: string | string[];
   /** A regular expression over whole topic names, instead of `topics`. */
   pattern?: string;
+  /** A light queue of the topics, as an inbox; `room/*`: all whose names begin so. See `Client.inbox`. */
+  queue?: string;
   group?: string;
   /** Default: `reader`, and `stream` with a group. */
   mode?: Mode;

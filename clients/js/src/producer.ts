@@ -42,6 +42,8 @@ export interface ProduceRecord {
   scheduleKey?: string;
   /** Groups with `fifo` hand out the messages of one message group one after the other. */
   messageGroup?: string;
+  /** Light queues that it is in as well: inboxes, rooms. */
+  queues?: string[];
   /** A second record of this id within the server's window is not stored; its receipt says `duplicate`. */
   msgId?: string;
 }
@@ -95,6 +97,7 @@ const NAMES = [
   ["tag", "tag"],
   ["delayMs", "delay_ms"],
   ["messageGroup", "message_group"],
+  ["queues", "queues"],
   ["scheduleKey", "schedule_key"],
   ["msgId", "msg_id"],
 ] as const;

@@ -41,6 +41,13 @@ export interface Item {
   readonly topic: string;
   readonly partition: number;
   readonly offset: number;
+  /** Of an inbox: its offset in the light queue. */
+  readonly queueOffset?: number | null;
+}
+
+/** What counts for its subscription: its offset in what is read. */
+function placeOf(item: Item): number {
+  return item.queueOffset ?? item.offset;
 }
 
 export class Subscription<M extends Item = Message> implements AsyncIterable<M> {
@@ -158,8 +165,9 @@ export class Subscription<M extends Item = Message> implements AsyncIterable<M> 
   /** Stream: everything of the partition up to this message is done. */
   ack(message: Item): void {
     const place = this.#places.get(message.topic, message.partition);
-    if (place === undefined || message.offset < place.done || message.offset >= place.given) return;
-    place.done = message.offset + 1;
+    const at = placeOf(message);
+    if (place === undefined || at < place.done || at >= place.given) return;
+    place.done = at + 1;
     this.#releaseDrained();
   }
 
@@ -270,8 +278,9 @@ export class Subscription<M extends Item = Message> implements AsyncIterable<M> 
       mode,
       topics: typeof options.topics === "string" ? [options.topics] : options.topics,
       pattern: options.pattern,
+      queue: options.queue,
       group: options.group,
-      member: mode === "stream" ? this.member : undefined,
+      member: mode === "stream" && options.queue === undefined ? this.member : undefined,
       from: mode === "reader" ? (isKnown ? this.#places.cursor((place) => place.next) : options.from) : undefined,
       epochs: mode === "reader" && isKnown && options.pattern === undefined ? this.#epochs : undefined,
       start: mode === "reader" ? undefined : options.start,
@@ -397,7 +406,7 @@ export class Subscription<M extends Item = Message> implements AsyncIterable<M> 
     const bytes = countOf(fields["bytes"]);
     const last = messages.at(-1);
     if (last === undefined) return;
-    const next = this.mode === "queue" ? null : last.offset + 1;
+    const next = this.mode === "queue" ? null : placeOf(last) + 1;
     const held = this.#arrived(last.topic, last.partition, next, messages.length, bytes);
     this.#hold(held, messages as unknown as M[]);
   }
@@ -444,8 +453,8 @@ export class Subscription<M extends Item = Message> implements AsyncIterable<M> 
   #hold(held: Held<M>, items: readonly M[]): void {
     const { place } = held;
     if (this.#end !== null || place?.isGone === true || (place === null && this.mode !== "queue")) items = [];
-    else if (place !== null && items.length > 0 && items[0]!.offset < place.given) {
-      items = items.filter((item) => item.offset >= place.given);
+    else if (place !== null && items.length > 0 && placeOf(items[0]!) < place.given) {
+      items = items.filter((item) => placeOf(item) >= place.given);
     }
     held.items = items;
     if (items.length > 0) this.#inbox.add(held);
@@ -524,7 +533,7 @@ export class Subscription<M extends Item = Message> implements AsyncIterable<M> 
 
   #give(place: Place | null, last: M): void {
     if (place === null) return;
-    place.given = last.offset + 1;
+    place.given = placeOf(last) + 1;
     this.#inHand = place;
   }
 

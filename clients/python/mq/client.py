@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from os import getpid
 from types import TracebackType
-from typing import Any, Self, TypeVar, overload
+from typing import Any, Literal, Self, TypeVar, overload
 
 from mq.clock import Clock, LoopClock
 from mq.connection import Connection, OnState, TokenSource
 from mq.errors import Closed, MqError
-from mq.http import Http, segment
+from mq.http import RETRY_S, Http, segment
 from mq.message import Receipt
 from mq.middleware import Outgoing, SendMiddleware, wrapped
 from mq.progress import Partitions
@@ -46,6 +46,7 @@ class Client:
         name: str | None = None,
         idempotent: bool = True,
         pending_max: int = PENDING_MAX,
+        retry: Duration = RETRY_S,
         middleware: Sequence[SendMiddleware] = (),
         on_state: OnState | None = None,
         clock: Callable[[], Clock] = LoopClock,
@@ -58,6 +59,7 @@ class Client:
         self._name = name
         self._idempotent = idempotent
         self._pending_max = pending_max
+        self._retry_s = seconds(retry, "retry")
         self._on_state = on_state
         self._send_through = wrapped(middleware, self._send_outgoing) if middleware else None
         self._subscriptions: set[Subscription[Any]] = set()
@@ -79,8 +81,10 @@ class Client:
         self._connection = connection = Connection(
             self._transport, self._clock, token=self._token, name=self._name, on_state=self._on_state
         )
-        self._sender = Sender(connection, self._clock, idempotent=self._idempotent, pending_max=self._pending_max)
-        self._http = Http(self._transport, connection, self._clock)
+        self._sender = Sender(
+            connection, self._clock, idempotent=self._idempotent, pending_max=self._pending_max, retry_s=self._retry_s
+        )
+        self._http = Http(self._transport, connection, self._clock, retry_s=self._retry_s)
         try:
             await connection.open()
         except BaseException:
@@ -121,6 +125,7 @@ class Client:
         msg_id: str | None = None,
         schedule_key: str | None = None,
         message_group: str | None = None,
+        queues: Sequence[str] | None = None,
         acks: Acks | None = None,
     ) -> Sending[Receipt]:
         """Send one record; await the receipt, which comes when the record is on disk (`acks="written"`: handed to the
@@ -136,11 +141,13 @@ class Client:
             self._check_open()
         is_plain = (
             partition is None and headers is None and tag is None and timestamp is None and delay is None and at is None
-            and msg_id is None and schedule_key is None and message_group is None
+            and msg_id is None and schedule_key is None and message_group is None and queues is None
         )  # fmt: skip
         if is_plain and self._send_through is None and not isinstance(value, BYTES) and not isinstance(key, BYTES):
             return self._sender.send(topic, encode_plain(value, key), acks)
-        record = Record(value, key, partition, headers, tag, timestamp, delay, at, msg_id, schedule_key, message_group)
+        record = Record(
+            value, key, partition, headers, tag, timestamp, delay, at, msg_id, schedule_key, message_group, queues
+        )
         if self._send_through is None:
             return self._sender.send(topic, encode(record), acks)
         return self._sent_through(topic, [record], acks, _first)
@@ -239,6 +246,39 @@ class Client:
             Reader[Any](
                 self._connection, self._clock, self._sub(), _what(topics, pattern, tags), decoder(as_),
                 start=start, cursor=cursor, credit=credit, on_assigned=on_assigned, on_caught_up=on_caught_up,
+                on_over=self._subscriptions.discard,
+            )
+        )  # fmt: skip
+
+    @overload
+    def inbox(
+        self, topic: str, queue: str, *, as_: type[T], start: Literal["earliest", "latest"] = "latest",
+        cursor: str | None = None, credit: int | None = None, on_caught_up: Callable[[], object] | None = None,
+    ) -> Reader[T]: ...  # fmt: skip
+
+    @overload
+    def inbox(
+        self, topic: str, queue: str, *, as_: None = None, start: Literal["earliest", "latest"] = "latest",
+        cursor: str | None = None, credit: int | None = None, on_caught_up: Callable[[], object] | None = None,
+    ) -> Reader[Any]: ...  # fmt: skip
+
+    def inbox(
+        self,
+        topic: str,
+        queue: str,
+        *,
+        as_: type[T] | None = None,
+        start: Literal["earliest", "latest"] = "latest",
+        cursor: str | None = None,
+        credit: int | None = None,
+        on_caught_up: Callable[[], object] | None = None,
+    ) -> Reader[Any]:
+        """Read a light queue of a topic: an inbox, a room, or `room/*`, all whose names begin so. As `read`; the place
+        is kept by the reader, in its `cursor`, or by a device's group: `client.group("phone-7").inbox(...)`."""
+        return self._subscribed(  # type: ignore[no-any-return]
+            Reader[Any](
+                self._connection, self._clock, self._sub(), What((topic,), queue=queue), decoder(as_),
+                start=start, cursor=cursor, credit=credit, on_assigned=None, on_caught_up=on_caught_up,
                 on_over=self._subscriptions.discard,
             )
         )  # fmt: skip
@@ -367,6 +407,41 @@ class Group:
         )  # fmt: skip
 
     @overload
+    def inbox(
+        self, topic: str, queue: str, *, as_: type[T], start: Literal["earliest", "latest"] | None = None,
+        commit: Commit = "auto", commit_interval: Duration = COMMIT_INTERVAL_S, credit: int | None = None,
+    ) -> Stream[T]: ...  # fmt: skip
+
+    @overload
+    def inbox(
+        self, topic: str, queue: str, *, as_: None = None, start: Literal["earliest", "latest"] | None = None,
+        commit: Commit = "auto", commit_interval: Duration = COMMIT_INTERVAL_S, credit: int | None = None,
+    ) -> Stream[Any]: ...  # fmt: skip
+
+    def inbox(
+        self,
+        topic: str,
+        queue: str,
+        *,
+        as_: type[T] | None = None,
+        start: Literal["earliest", "latest"] | None = None,
+        commit: Commit = "auto",
+        commit_interval: Duration = COMMIT_INTERVAL_S,
+        credit: int | None = None,
+    ) -> Stream[Any]:
+        """Read a light queue from where this group is, and commit as `stream` does. The group is one device: it has no
+        members, and the server keeps nothing for it but where it is."""
+        client = self._client
+        return client._subscribed(  # type: ignore[no-any-return]
+            Stream[Any](
+                client._connection, client._clock, client._sub(), What((topic,), queue=queue), decoder(as_),
+                group=self.name, start=start, member=None, commit=commit,
+                commit_interval_s=seconds(commit_interval, "commit_interval"), credit=credit,
+                on_assigned=None, on_revoked=None, on_over=client._subscriptions.discard,
+            )
+        )  # fmt: skip
+
+    @overload
     def queue(
         self, topics: str | Sequence[str] = (), *, as_: type[T], pattern: str | None = None, lease: Duration = "30s",
         lease_max: Duration = "12h", prefetch: int | None = None, start: Start | None = None,
@@ -435,6 +510,7 @@ def connect(
     name: str | None = None,
     idempotent: bool = True,
     pending_max: int = PENDING_MAX,
+    retry: Duration = RETRY_S,
     middleware: Sequence[SendMiddleware] = (),
     on_state: OnState | None = None,
     ssl: Any = True,
@@ -444,12 +520,13 @@ def connect(
     It waits for a server that is not up yet, and comes back by itself after every lost connection; only a refusal for
     good (a bad token) raises `Closed`. `token`: a token, or a function that gets one. `name`: for the server's log.
     `idempotent`: sends whose answer was lost with the connection are repeated, and stored once; without it they raise
-    ConnectionLost. `pending_max`: records that may wait to be stored. `on_state` is told of every change of the
+    ConnectionLost. `pending_max`: records that may wait to be stored. `retry`: how long what the server cannot do for
+    now is tried again: longer than a node of a cluster takes to restart. `on_state` is told of every change of the
     connection. `ssl`: as aiohttp takes it.
     """
     return Client(
         lambda: AiohttpTransport(url, ssl), token=token, name=name, idempotent=idempotent, pending_max=pending_max,
-        middleware=middleware, on_state=on_state,
+        retry=retry, middleware=middleware, on_state=on_state,
     )  # fmt: skip
 
 

@@ -72,7 +72,7 @@ class Connection:
             if task is not None:
                 await asyncio.wait({task})
         if self._opening.done():
-            self._opening.exception()  # nobody waits for it any more
+            self._opening.exception()  # no caller waits for it any more
         else:
             self._opening.cancel()
 
@@ -111,7 +111,7 @@ class Connection:
         try:
             await self._dial_again_and_again()
         finally:
-            # Also when this task was cancelled, as `asyncio.run` does at its end: nobody must wait for answers then.
+            # Also when this task was cancelled, as `asyncio.run` does at its end: no caller must wait for answers then.
             self.conversation.close()
 
     async def _dial_again_and_again(self) -> None:
@@ -270,7 +270,7 @@ def resolve(future: asyncio.Future[Frame]) -> Callable[[Frame], None]:
 
 
 def refuse(future: asyncio.Future[Frame]) -> Callable[[Exception], None]:
-    """Settles a future with an error. Nobody need look at it."""
+    """Settles a future with an error. It need not be retrieved."""
 
     def failed(error: Exception) -> None:
         if not future.done():

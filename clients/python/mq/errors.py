@@ -2,7 +2,7 @@
 
     MqError
     ├── Refused          the server said no: `code` and the text say why, `retriable` whether it may work later
-    │   └── LeaseLost    the lease of a message ended: it was, or will be, handed out again
+    │   └── LeaseLost    the lease of a message ended: it was, or will be, delivered again
     ├── ConnectionLost   the connection ended before the answer came; whether the command was done is unknown
     ├── QueueFull        too many records wait to be sent: nothing was sent; `await client.room()`
     ├── Closed           this client or subscription is closed for good

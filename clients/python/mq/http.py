@@ -24,20 +24,21 @@ UNAVAILABLE = 503
 
 
 class Http:
-    """Requests with the client's token. What the server did not do because it could not for now, and what nobody has
-    answered and may be asked twice, is asked again for RETRY_S."""
+    """Requests with the client's token. What the server did not do because it could not for now, and what was not
+    answered and may be asked twice, is asked again for `retry_s`."""
 
-    def __init__(self, transport: Transport, connection: Connection, clock: Clock) -> None:
+    def __init__(self, transport: Transport, connection: Connection, clock: Clock, *, retry_s: float = RETRY_S) -> None:
         self._transport = transport
         self._connection = connection
         self._clock = clock
+        self._retry_s = retry_s
 
     async def call(self, method: str, path: str, query: dict[str, object] | None = None, body: object = None) -> Any:
         """Any route; its answer's JSON, None without one. Raises Refused for a status from 400 on, ConnectionLost
         without an answer."""
         given = {name: str(value) for name, value in (query or {}).items() if value is not None}
         encoded = None if body is None else encode_json(body)
-        until_s = self._clock.monotonic_s() + RETRY_S
+        until_s = self._clock.monotonic_s() + self._retry_s
         failures = 0
         while True:
             after_s = 0.0

@@ -77,6 +77,12 @@ class Message(msgspec.Struct, Generic[T], eq=False):
     schedule_id: str | None = None
     schedule_key: str | None = None
     message_group: str | None = None
+    queue: str | None = None
+    """Of an inbox: the light queue it came from."""
+    queue_offset: int | None = None
+    """Of an inbox: its offset there; `offset` is the partition's."""
+    queues: list[str] = []
+    """Of `room/*`: the light queues it is in whose names match."""
     attempt: int = 1
     """Which delivery this is, from 1; always 1 outside of queue mode."""
     receipt: str | None = None
@@ -124,6 +130,11 @@ class Message(msgspec.Struct, Generic[T], eq=False):
     def id(self) -> str:
         """Where the record is stored: topic, partition and offset. The same for each delivery."""
         return f"{self.topic}:{self.partition}:{self.offset}"
+
+    @property
+    def place(self) -> int:
+        """What counts for its subscription: its offset in what is read."""
+        return self.offset if self.queue_offset is None else self.queue_offset
 
     @property
     def headers(self) -> dict[str, str | bytes | None]:

@@ -113,7 +113,7 @@ class PartitionedSubscription(Subscription[T]):
         for message in messages:
             message._source = self
         last = messages[-1]
-        self._hold(messages, last.topic, last.partition, last.offset + 1, len(messages))
+        self._hold(messages, last.topic, last.partition, last.place + 1, len(messages))
 
     def _hold(self, items: list[Any], topic: str, partition: int, end: int, cost: int) -> None:
         """Keep what a frame has that is to be given: nothing of a partition that is not ours, or that was given
@@ -125,9 +125,9 @@ class PartitionedSubscription(Subscription[T]):
             self._permit_if_due()
             return
         progress.next = end
-        if items[0].offset < progress.given:
+        if items[0].place < progress.given:
             self._sync()
-            items = [item for item in items if item.offset >= progress.given]
+            items = [item for item in items if item.place >= progress.given]
         held = Held(items, progress, end, cost)
         progress.frames += 1
         if items:
@@ -178,9 +178,9 @@ class PartitionedSubscription(Subscription[T]):
             return
         progress = hand.progress
         assert progress is not None
-        progress.given = max(progress.given, last.offset + 1)
+        progress.given = max(progress.given, last.place + 1)
         if self._is_done_by_asking and not self._is_whole:
-            progress.done = max(progress.done, last.offset)
+            progress.done = max(progress.done, last.place)
 
     def _finish_hand(self) -> None:
         hand = self._hand

@@ -156,7 +156,7 @@ class Conversation:
         self._transmit(self._register(command), command)
 
     def received_text(self, data: bytes | str) -> None:
-        """A text frame. Raises Undecodable: then call `close`, as nobody knows what the server meant."""
+        """A text frame. Raises Undecodable: then call `close`, as it is not known what the server meant."""
         self._heard_at_s = self.clock.monotonic_s()
         self._received(read_text(data))
 
@@ -294,7 +294,7 @@ class Conversation:
             self._renew()
         elif frame.op == "pong":
             self.clock_ahead_ms = frame.ts - self.clock.now_ms()
-        # Errors of commands without an id are of `tell`, whose effect nobody waits for.
+        # Errors of commands without an id are of `tell`, whose effect no caller waits for.
 
     def _welcomed(self, welcome: Frame) -> None:
         if welcome.session is None:

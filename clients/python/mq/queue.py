@@ -162,7 +162,7 @@ class Queue(Subscription[T]):
 
     def _cannot_settle(self, op: str, message: Message[Any]) -> MqError:
         if message.is_lost:
-            return LeaseLost(f"{op}: the lease of {message.id} is over: it was, or will be, handed out again")
+            return LeaseLost(f"{op}: the lease of {message.id} is over: it was, or will be, delivered again")
         if message.receipt is None:
             return MqError(f"{op}: {message.id} has no receipt")
         return self._as_mq_error() or MqError(f"{op}: the queue is closed; {message.id} comes again")
@@ -339,7 +339,7 @@ class Queue(Subscription[T]):
 
 
 def _fail(waiter: Sending[None], error: Exception) -> None:
-    """Settle with an error that nobody need look at: the message comes again."""
+    """Settle with an error that need not be retrieved: the message comes again."""
     if not waiter.done():
         waiter.set_exception(error)
         waiter.exception()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -32,6 +32,8 @@ class Record(msgspec.Struct):
     """Your name for the schedule of a delayed record, unique in its topic while it is pending."""
     message_group: str | None = None
     """Queues of a group with `fifo` deliver the messages of one message group one after the other."""
+    queues: Sequence[str] | None = None
+    """Light queues that it is in as well: inboxes, rooms."""
 
 
 class Encoded(NamedTuple):
@@ -62,6 +64,7 @@ class _Wire(msgspec.Struct, omit_defaults=True):
     msg_id: str | None = None
     schedule_key: str | None = None
     message_group: str | None = None
+    queues: list[str] | None = None
     key_len: int | None = None
     value_len: int | None = None
 
@@ -88,9 +91,12 @@ def encode(record: Record) -> Encoded:
         msg_id=record.msg_id,
         schedule_key=record.schedule_key,
         message_group=record.message_group,
+        queues=None if record.queues is None else list(record.queues),
     )
     if record.delay is not None and record.at is not None:
         raise MqError("delay and at exclude each other: say how long, or until when")
+    if isinstance(record.queues, str):
+        raise MqError(f"queues: must be a list of names, such as [{record.queues!r}]")
     if record.schedule_key is not None and record.delay is None and record.at is None:
         raise MqError("schedule_key names a delayed record: say delay or at too")
     if isinstance(value, BYTES) or isinstance(key, BYTES):

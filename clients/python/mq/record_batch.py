@@ -48,6 +48,11 @@ class RawBatch(NamedTuple):
     next_offset: int
     payload: bytes
 
+    @property
+    def place(self) -> int:
+        """As `Message.place`."""
+        return self.offset
+
     def records(self) -> Iterator[RawRecord]:
         """The records, decoded; gzip, and zstd where the package `zstandard` is installed. Raises Undecodable."""
         for record in decode(self.payload):

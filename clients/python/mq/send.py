@@ -131,11 +131,14 @@ class _Batch:
 class Sender:
     """The sends of one client."""
 
-    def __init__(self, connection: Connection, clock: Clock, *, idempotent: bool, pending_max: int) -> None:
+    def __init__(
+        self, connection: Connection, clock: Clock, *, idempotent: bool, pending_max: int, retry_s: float = RETRY_S
+    ) -> None:
         self._conversation = connection.conversation
         self._clock = clock
         self._idempotent = idempotent
         self._pending_max = pending_max
+        self._retry_s = retry_s
         self._loop = asyncio.get_running_loop()
         self._filling: dict[str, _Batch] = {}
         self._pending_count = 0
@@ -280,7 +283,7 @@ class Sender:
         if self._idempotent and not batch.has_ids():
             self._next_key += 1
             batch.key = f"{self._prefix}-{self._next_key}"
-        batch.until_s = self._clock.monotonic_s() + RETRY_S
+        batch.until_s = self._clock.monotonic_s() + self._retry_s
         self._transmit(batch)
 
     def _transmit(self, batch: _Batch) -> None:

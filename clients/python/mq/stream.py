@@ -82,8 +82,8 @@ class Stream(PartitionedSubscription[T]):
             raise MqError(f"{op}: a stream has no leases; read as a queue: client.group(name).queue(topic)")
         self._sync()
         progress = self._progress.get(message.topic, message.partition)
-        if progress is not None and progress.done <= message.offset < progress.given:
-            progress.done = message.offset + 1
+        if progress is not None and progress.done <= message.place < progress.given:
+            progress.done = message.place + 1
             self._release_drained()
         done: Any = self._loop.create_future()
         done.set_result(None)
@@ -97,7 +97,7 @@ class Stream(PartitionedSubscription[T]):
             progress.next = progress.given
         return {
             "group": self._group,
-            "member": self.member,
+            "member": None if self._what.queue is not None else self.member,
             "start": self._start,
             "credit": self._window.opened(),
             "auto_credit": False,
@@ -198,7 +198,7 @@ class Stream(PartitionedSubscription[T]):
         if not news:
             return
         done = [progress.done for progress in news]
-        # While the subscription is being closed nobody waits for another connection.
+        # While the subscription is being closed nothing waits for another connection.
         answer = await self._ask({"op": "ack", "cursor": self._news(news)}, repeatable=not self._is_closing)
         refused: Refused | None = None
         for progress, offset, result in zip(news, done, answer.results, strict=True):

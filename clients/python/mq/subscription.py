@@ -7,7 +7,7 @@
 A message is *given* when the loop gets it, and *done* when the loop asks for the next one.
 
 Invariants
-    S1  a slow consumer has at most its credit waiting here, and slows nobody else on the connection
+    S1  a slow consumer has at most its credit waiting here, and slows no other on the connection
     S2  reader, stream: a message is given at most once as long as its partition stays here: over lost connections, lost
         sessions and restarts of the server
     S3  stream: what is committed is done
@@ -47,6 +47,8 @@ class What(NamedTuple):
     topics: tuple[str, ...] = ()
     pattern: str | None = None
     tags: tuple[str, ...] | None = None
+    queue: str | None = None
+    """Of the topics, only this light queue; `room/*`: all whose names begin so."""
 
     def fields(self) -> dict[str, object]:
         """As `subscribe` takes them."""
@@ -57,6 +59,8 @@ class What(NamedTuple):
             fields["topics"] = list(self.topics)
         if self.tags is not None:
             fields["filter"] = "tag:" + "||".join(self.tags)
+        if self.queue is not None:
+            fields["queue"] = self.queue
         return fields
 
 
@@ -308,7 +312,7 @@ class Subscription(Generic[T]):
             return
         self._is_over = True
         self._error = error
-        # A reader still gets what has come; the others could not settle it, and after aclose() nobody wants it.
+        # A reader still gets what has come; the others could not settle it, and after aclose() it is not wanted.
         if error is None or self.mode != "reader":
             self._inbox.clear()
         if not self._ready.done():

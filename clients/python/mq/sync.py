@@ -74,6 +74,10 @@ class Client:
         """As `mq.Client.read`."""
         return Messages(self._loop, lambda: self._inner.read(topics, **options))
 
+    def inbox(self, topic: str, queue: str, **options: Any) -> Messages[Any]:
+        """As `mq.Client.inbox`."""
+        return Messages(self._loop, lambda: self._inner.inbox(topic, queue, **options))
+
     def group(self, name: str) -> Group:
         """As `mq.Client.group`."""
         return Group(self, name)
@@ -105,6 +109,10 @@ class Group:
     def stream(self, topics: str | Sequence[str] = (), **options: Any) -> Messages[Any]:
         """As `mq.Group.stream`."""
         return Messages(self._loop, lambda: self._inner.group(self.name).stream(topics, **options))
+
+    def inbox(self, topic: str, queue: str, **options: Any) -> Messages[Any]:
+        """As `mq.Group.inbox`."""
+        return Messages(self._loop, lambda: self._inner.group(self.name).inbox(topic, queue, **options))
 
     def queue(self, topics: str | Sequence[str] = (), **options: Any) -> Messages[Any]:
         """As `mq.Group.queue`; `ack` and its like return when that is durable."""

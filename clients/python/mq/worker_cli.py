@@ -98,7 +98,7 @@ async def _work(options: argparse.Namespace) -> None:
     def stop() -> None:
         nonlocal signals
         signals += 1
-        if signals > 1 or not is_working:  # nobody to wait for while there is no server
+        if signals > 1 or not is_working:  # nothing to wait for while there is no server
             task.cancel()
         else:
             log.info("stopping: no more messages; %s", "a second signal gives back what is being worked on")

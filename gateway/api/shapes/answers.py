@@ -246,7 +246,7 @@ class ListedGroup(GroupSummary):
     """A group, and how much it has before it."""
 
     lag: Annotated[Count | None, Meta(description="Some seconds ago; null: it is not known.")]
-    in_flight: Annotated[int, Meta(ge=0, description="Records handed out or given back, and not settled.")]
+    in_flight: Annotated[int, Meta(ge=0, description="Records leased or given back, and not settled.")]
     dead: Annotated[int, Meta(ge=0, description="Dead letters that were not sent back or purged.")]
 
 
@@ -264,7 +264,7 @@ class LeaseRow(Part):
     offset: NextOffset
     consumer: Annotated[str | None, Meta(description="null: no consumer has it, or the server no longer knows which.")]
     attempt: Count
-    until_ms: Annotated[int, Meta(ge=0, description="When the lease ends, or it may be handed out again.")]
+    until_ms: Annotated[int, Meta(ge=0, description="When the lease ends, or it may be delivered again.")]
     state: Annotated[Literal["leased", "delayed"], one_of("leased", "delayed", said="`delayed`: it was given back.")]
 
 

@@ -18,6 +18,7 @@ from gateway.errors import DELAY_ILLEGAL, INVALID, LIMIT_ILLEGAL
 from gateway.groups.machines.subscription import TOPICS_MAX
 from gateway.groups.protocol import RECEIVE_MESSAGES_MAX
 from gateway.settings.limits import IDEMPOTENCY_KEY_BYTES_MAX
+from store.limits import LIGHT_NAME_BYTES_MAX
 from store.types import OFFSET_MAX
 
 ID_MAX = 2**53 - 1
@@ -132,6 +133,12 @@ class SubscribeCommand(OfSubscription, kw_only=True):
     topics: Annotated[list[str], Meta(min_length=1, max_length=TOPICS_MAX)] | None = None
     pattern: (
         Annotated[str, chars(NAME_CHARS_MAX, "A regular expression over topic names, instead of `topics`.")] | None
+    ) = None
+    queue: (
+        Annotated[
+            str, chars(LIGHT_NAME_BYTES_MAX + 1, "A light queue of the topics, or `room/*`: all whose names begin so.")
+        ]
+        | None
     ) = None
     mode: ModeName | None = None
     group: LongName | None = None

@@ -40,7 +40,7 @@ from gateway.groups.protocol import (
 RECEIVE_DEFAULTS = Receive(topics=())
 CONSUMER_BYTES_MAX = 255
 _STARTS: dict[str, Start] = {"earliest": Start.FIRST, "latest": Start.LAST}
-_AGAIN = "The same again: what an answer that was lost handed out."
+_AGAIN = "The same again: the records of an answer that was lost."
 _EXAMPLE = "r2.AgAAABAA.0"
 
 Receipts = Annotated[list[str], Meta(min_length=1, max_length=RECEIPTS_MAX)]
@@ -55,7 +55,7 @@ def start_of(begin: Begin) -> StartSpec:
 
 
 class ReceiveBody(Shape):
-    """Records to be handed out."""
+    """Records to be leased."""
 
     more = {"examples": [{"topics": ["orders"], "start": "earliest", "max_messages": 32, "wait_ms": 20_000}]}
 
@@ -114,7 +114,7 @@ class AckUpTo(Shape):
 
 
 class NackBody(Shape):
-    """Not done: to be handed out again after `delay_ms`, or the group's back-off."""
+    """Not done: to be delivered again after `delay_ms`, or the group's back-off."""
 
     codes = {"delay_ms": DELAY_ILLEGAL}
     more = {"examples": [{"receipts": [_EXAMPLE], "delay_ms": 5000, "reason": "db down"}]}

@@ -231,6 +231,7 @@ class SendRawQuery(Shape):
         ]
         | None
     ) = None
+    queues: Annotated[str, _text("Light queues that it is in as well, with commas between them.")] | None = None
     tombstone: (
         Annotated[
             Literal["true", "false"],
@@ -286,6 +287,9 @@ class ReadRawQuery(Shape):
     timeout: Wait = 0
 
 
+LightGroup = Annotated[str, _text("Where to begin without a cursor: where this group is.", minLength=1)]
+
+
 class LightQuery(Shape):
     """Which records of a light queue."""
 
@@ -294,9 +298,41 @@ class LightQuery(Shape):
         Annotated[Literal["earliest", "latest"], one_of("earliest", "latest", said="Where to begin without a cursor.")]
         | None
     ) = field(default=None, name="from")
+    group: LightGroup | None = None
     partition: Annotated[int, judged(_NUMBER)] | None = None
     timeout: Wait = 0
     limit: Rows = PAGE_ROWS_DEFAULT
+
+
+class FollowLightQuery(Shape):
+    """Where a stream of a light queue begins."""
+
+    from_: (
+        Annotated[Literal["earliest", "latest"], one_of("earliest", "latest", said="Where to begin; latest.")] | None
+    ) = field(default=None, name="from")
+    group: LightGroup | None = None
+    last_event_id: Annotated[str, _text("As the header `Last-Event-ID`, for pages that come anew.")] | None = None
+
+
+class LightGroupQuery(Shape):
+    """How far which group is."""
+
+    group: Annotated[str, _text("The group: a device, for instance.", minLength=1)]
+
+
+class CommitLightQuery(Shape):
+    """How far a group is."""
+
+    group: Annotated[str, _text("The group: a device, for instance.", minLength=1)]
+    cursor: Annotated[str, _text("Behind what is done: the `next_cursor` of a pull.", minLength=1, maxLength=2**15)]
+
+
+class ListLightQuery(Shape):
+    """Which light queues."""
+
+    prefix: Annotated[str, _text("What their names begin with.")] | None = None
+    limit: Rows = PAGE_ROWS_DEFAULT
+    cursor: Annotated[str, _text("The `next_cursor` of the page before.", minLength=1)] | None = None
 
 
 class FindQuery(Shape):
@@ -561,6 +597,7 @@ class ConsumeQuery(Shape):
     )
     start: Annotated[str, _text("As `start` of `subscribe`, in a group.")] | None = None
     pattern: Annotated[str, _text("A regular expression over topic names, instead of `topic`.")] | None = None
+    queue: Annotated[str, _text("A light queue of the topics, or `room/*`.", minLength=1)] | None = None
     mode: Annotated[str, _text("How records are consumed.", enum=["reader", "stream", "queue"])] | None = None
     group: Annotated[str, _text("The consumer group; its mode is `stream` unless `mode` says otherwise.")] | None = None
     member: Annotated[str, _text("The name of this member, in stream mode.")] | None = None
@@ -580,4 +617,5 @@ class ProduceQuery(Shape):
     partition: Annotated[int, whole(0, 999_999_999, "This partition.")] | None = None
     key: Annotated[str, _limited("key_bytes_max", "The key, in UTF-8.")] | None = None
     tag: Tag | None = None
+    queues: Annotated[str, _text("Light queues that they are in as well, with commas between them.")] | None = None
     acks: Acks | None = None

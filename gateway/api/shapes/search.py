@@ -1,4 +1,4 @@
-"""Which messages of a topic somebody looks for."""
+"""Which messages of a topic a search looks for."""
 
 from __future__ import annotations
 

@@ -26,7 +26,13 @@ _KEY_FORM = "How a key sent as a JSON string is stored: raw, as its UTF-8; confl
 RetentionMs = Annotated[int, Meta(ge=1, description="Records stored longer ago are not shown.")]
 MaxMessageBytes = Annotated[int, up_to("record_bytes_max", "Key, value and headers of one record.", least=1)]
 SelectorName = Annotated[str, judged(SELECTOR_SCHEMA)]
-MqHeaders = Annotated[bool, Meta(description="Kafka clients may delay records by `mq-delay-ms` or `mq-deliver-at`.")]
+MqHeaders = Annotated[
+    bool,
+    Meta(
+        description="Kafka clients may delay records by `mq-delay-ms` or `mq-deliver-at`, and they and raw batches may "
+        "name light queues by `mq-queues`."
+    ),
+]
 JsonKeys = Annotated[KeyForm, Meta(description=_KEY_FORM)]
 TopicName = Annotated[str, chars(TOPIC_NAME_BYTES_MAX, "Letters, digits and ._%- in ASCII.")]
 PartitionCount = Annotated[int, up_to("partitions_max", least=1)]

@@ -46,11 +46,11 @@ class OwnTopics(Protocol):
 
 class Belonging:
     """Which groups are this node's: those of a server that is alone, all. One that goes to another node leaves first:
-    nobody changes it until it is known whether it has gone."""
+    it is not changed until it is known whether it has gone."""
 
     def __init__(self) -> None:
         self.elsewhere: Callable[[str], GroupElsewhere | None] = lambda group: None
-        """Why a group is not to be asked for here; None: it is this node's, or nobody's yet."""
+        """Why a group is not to be asked for here; None: it is this node's, or has no owner yet."""
 
         self._leaving: dict[str, asyncio.Event] = {}
 
@@ -170,8 +170,8 @@ class _LeasesTurn:
 class Turns:
     """Locks by what they guard: a group's members and settings, or its leases in one partition. Who decides an event
     keeps the lock until it is applied: an event that was decided on a state that was about to change does not fit the
-    state it meets, now or at any later start. Locks that nobody holds or waits for take no memory. Taking a turn raises
-    GroupElsewhere when the group is another node's by then."""
+    state it meets, now or at any later start. Locks that are not held or waited for take no memory. Taking a turn
+    raises GroupElsewhere when the group is another node's by then."""
 
     def __init__(self, belonging: Belonging | None = None) -> None:
         self._belonging = belonging or Belonging()
@@ -202,7 +202,7 @@ class Turns:
             yield
 
     def is_busy(self, group: str, key: PartitionKey) -> bool:
-        """Whether somebody has the turn of these leases now."""
+        """Whether the turn of these leases is taken now."""
         lock = self._locks.get((group, key))
         return lock is not None and lock.locked()
 
@@ -222,8 +222,9 @@ class Turns:
 STRETCH_PARTITIONS = 250
 """Partitions that are looked at in one stretch of long work: 1 ms, or 3 where a group begins."""
 
-WOKEN_A_TURN = 100
-"""Who waits and is woken in one turn of the event loop: a thousand members of a group take 20 us each to look."""
+WOKEN_A_TURN = 50
+"""Who waits and is woken in one turn of the event loop: a thousand members of a group take 20 us each to look, and some
+of them tell their clients."""
 
 
 class Changes:
@@ -247,7 +248,7 @@ class Changes:
         return True
 
     def all_happened(self) -> None:
-        """Wake everybody."""
+        """Wake every waiter."""
         for name in list(self._waiting):
             self.happened(name)
 
@@ -342,6 +343,18 @@ class Room:
                 f"all groups together may keep {limits.groups_bytes_max} bytes (groups_bytes_max); delete some first"
             )
         with _counted(writing, group, max(more, 0)), _counted(making, group, int(is_new)):
+            yield
+
+    @contextmanager
+    def for_light(self, more: int) -> Iterator[None]:
+        """While offsets in light queues are written that take so much more. Raises GroupFull."""
+        table, limits, writing = self._table, self._limits, self._writing_bytes
+        if more > 0 and table.size_bytes + writing.total() + more > limits.groups_bytes_max:
+            raise GroupFull(
+                f"all groups together may keep {limits.groups_bytes_max} bytes (groups_bytes_max), offsets in light "
+                "queues among them; forget some first"
+            )
+        with _counted(writing, "", max(more, 0)):
             yield
 
     def for_records(self, group: str) -> int:

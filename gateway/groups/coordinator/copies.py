@@ -1,7 +1,7 @@
 """Where records go that a group could not consume: through the timer into its retry topic, or to its dead letters.
 
     crash                                             what a restart finds
-    after the copy is durable, before the record is   copy and record: the record is handed out again when its lease has
+    after the copy is durable, before the record is   copy and record: the record is delivered again when its lease has
     settled                                           ended, and so is the copy: at least once
     before the copy is durable                        the record, on lease or waiting
 

@@ -1,4 +1,4 @@
-"""Dead letters: records that were rejected, or failed too often, go to `%DLQ%group`, and back when somebody asks.
+"""Dead letters: records that were rejected, or failed too often, go to `%DLQ%group`, and back on request.
 
 A record is finished when its consumer rejects it, nacks it for the last time, or falls silent on the last attempt. The
 first two are dead-lettered at once, the third by `dead_letter_all`, which is called now and then and also tries again
@@ -40,7 +40,7 @@ class DeadLetters:
         self._doomed: set[tuple[str, PartitionKey]] = set()  # where dead letters are, or will be
 
     def expect(self, group: str, key: PartitionKey) -> None:
-        """A record there is finished, or has been handed out for the last time."""
+        """A record there is finished, or has been delivered for the last time."""
         self._doomed.add((group, key))
 
     async def dead_letter(self, group: str, key: PartitionKey) -> None:
@@ -85,7 +85,7 @@ class DeadLetters:
         return True
 
     async def dead_letter_all(self) -> None:
-        """Look after everything that may have been handed out for the last time."""
+        """Look after everything that may have been delivered for the last time."""
         for group, key in list(self._doomed):
             await to_its_end(self.dead_letter(group, key))
 

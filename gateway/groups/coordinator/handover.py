@@ -13,10 +13,10 @@
     crash                       what a restart finds
     before 6                    the group where it was; what is left on the other node is forgotten there at its start
     between 6 and 7             the group on the other node; what is left here is forgotten at the start
-    answer of the other node    nobody knows whether 6 happened: the key says it. It is written again first, so that 6
+    answer of the other node    6 may have happened: the key says it. It is written again first, so that 6
     lost                        cannot happen from then on (gateway/cluster/node.py)
 
-The key is the fence: the node that has it writes the group's events, nobody else. Members keep their generations, their
+The key is the fence: the node that has it alone writes the group's events. Members keep their generations, their
 partitions and a whole session to be heard in again; leases keep their times; receipts stay good, as the keys they were
 signed with go along. What waits in the timer of the former node is delivered from there.
 """

@@ -39,7 +39,7 @@ class Looking:
         self._offsets = offsets
         self._dead_letters = dead_letters
         self.signer: Signer | None = None
-        """Set before anybody asks for leases."""
+        """Set before leases are asked for."""
 
     def names(self) -> list[str]:
         """See `Groups.names`."""

@@ -1,14 +1,14 @@
 """Reading the events of groups when some of them are lost.
 
-`mq repair` puts a record without a value wherever one was destroyed (store/offline/repair.py), and nobody can say what
+`mq repair` puts a record without a value wherever one was destroyed (store/offline/repair.py): it is not known what
 it said. What comes behind it is still the truth, as far as it says how things are; what says how they changed is not:
 
     offsets, settings, documents, deletions   kept: they say how things are from there on
     leases                                    stay as they were before the first lost event, and end by themselves: what
                                               became of them later is passed over. Where there were none, but were
                                               later, the group begins with the first record
-    members                                   are out, and join again, in a generation that nobody can have had (but in
-                                              a group of which every event is lost: it is a new one)
+    members                                   are out, and join again, in a generation that no member can have had (but
+                                              in a group of which every event is lost: it is a new one)
 
 So a record may be delivered again, and none is passed over by a group that is known. What was lost for good is named by
 the report of the repair: a commit, then the one before it counts; a deletion, then the group is back; or where a group

@@ -34,6 +34,8 @@ def coordinator_metrics(coordinator: Coordinator) -> Iterator[Metric]:
     yield lag
     omitted = coordinator.omitted_lag_count
     yield GaugeMetricFamily("mq_group_lag_omitted", "Partitions whose lag is not shown.", value=omitted)
+    count = len(table.light_offsets)
+    yield GaugeMetricFamily("mq_group_light_offsets", "Offsets of groups in light queues.", value=count)
     for name, text, count in (
         ("rebalances", "Generations begun", stats.rebalance_count),
         (

@@ -65,7 +65,7 @@ LAG_METRIC = "mq_group_lag"
 LAGS_PER_TURN = 100
 
 FEW = 64
-"""Partitions for which nobody waits for another's stretch of work."""
+"""A request for at most so many partitions does not wait for the stretch of work of another."""
 
 
 class Offsets:
@@ -165,14 +165,11 @@ class Offsets:
         check_group_name(group)
         context = self._context
         name = self._stream.name_of(group, None if member is None else member.member_id)
-        wanted = {}
-        for commit in commits:
-            key = context.key(commit.topic, commit.partition)
-            wanted[Partition(commit.topic, *key)] = Commit(key, commit.offset, commit.metadata)
         self._committing[name] += 1
         with ExitStack() as room:
             room.callback(self._committed, name)
             async with context.turns.of_group(name):
+                wanted = await self._wanted(commits)
                 keys = [commit.key for commit in wanted.values() if context.table.leases(name, commit.key)]
                 async with context.turns.of_leases(name, *keys):
                     events = self._decide_commit(name, wanted, member)
@@ -182,6 +179,17 @@ class Offsets:
                     if keys:
                         await uncancelled(written)
             await uncancelled(written)
+
+    async def _wanted(self, commits: Sequence[OffsetCommit]) -> dict[Partition, Commit]:
+        """Commits by partition, with the id of its topic; of several for one the last. Raises UnknownQueue,
+        UnknownPartition."""
+        wanted = {}
+        for first in range(0, len(commits), STRETCH_PARTITIONS):
+            async with nullcontext() if len(commits) <= FEW else stretches().next():
+                for commit in commits[first : first + STRETCH_PARTITIONS]:
+                    key = self._context.key(commit.topic, commit.partition)
+                    wanted[Partition(commit.topic, *key)] = Commit(key, commit.offset, commit.metadata)
+        return wanted
 
     def _committed(self, name: str) -> None:
         self._committing[name] -= 1

@@ -1,13 +1,15 @@
 """How records come into consumers' hands: a receive goes through the partitions of its topics until it has enough.
 
-It begins with another partition each time, and goes to those first that nobody is busy with. When it finds nothing it
-waits until a record comes, a lease ends, or one is given back. Whoever is cancelled gives back what it had leased.
+It begins with another partition each time, and goes to those first that no other receive is at. When it finds nothing
+it waits until a record comes, a lease ends, or one is given back. Whoever is cancelled gives back what it had leased.
 
 Most partitions have nothing new most of the time, and a receive may name 100,000. So:
 
     first look            all partitions, in stretches (see `store.turns`)
     it waits              first it has itself told of the ends of its topics, then looks again
     woken by a record     only the partitions that got one, and those with open records: some may be due, or given back
+    a broker is away      its partitions are passed over, and looked at again each AGAIN_S. A receive that has found
+                          nothing when its time is over, or that of a read (gateway/routing/patience.py), fails then
     woken by else         there is room again, a reset, a topic that came or grew: all partitions again
 
 Nothing is kept of a partition in which nothing is open, but where the group is (see `topic_leases`).
@@ -26,6 +28,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
 
+from gateway.brokers.base import BrokerUnreachable
 from gateway.codec.tags import MESSAGE_GROUP_HEADER, TAG_HEADER
 from gateway.groups.coordinator.context import STRETCH_PARTITIONS, Context
 from gateway.groups.coordinator.offsets import FEW, Offsets
@@ -50,6 +53,7 @@ from gateway.groups.protocol import (
     StartSpec,
 )
 from gateway.routing.base import TopicView
+from gateway.routing.patience import AGAIN_S, AWAY_S
 from gateway.routing.tail_watcher import TailWatcher, TopicWatch
 from store.errors import StoreError
 from store.record_batch import Headers
@@ -71,7 +75,7 @@ TAKEN_A_TURN = 500
 PROMISING_MAX = 2_048
 """Partitions that one round goes to. When they give nothing, the next round begins with others."""
 
-_FULL_RECHECK_MS = 1_000  # when all groups together may have no more records open: nobody tells us of another group's
+_FULL_RECHECK_MS = 1_000  # when all groups together may have no more records open: of another group's we are not told
 
 _Topics = Sequence[tuple[TopicView, bool]]
 """The topics of a receive, and whether each is the group's own retry topic."""
@@ -85,7 +89,7 @@ class _Round:
     """Those with something new or due."""
 
     due_ms: int | None = None
-    """When the next open record may be handed out again."""
+    """When the next open record may be leased again."""
 
     messages: list[Delivered] = field(default_factory=list)
     size_bytes: int = 0
@@ -93,6 +97,9 @@ class _Round:
     is_full: bool = False
     other_backlog: int = 0
     """Records in partitions beyond PROMISING_MAX."""
+
+    away: dict[Lane, BrokerUnreachable] = field(default_factory=dict)
+    """Those whose broker was not reached."""
 
 
 class _Waiting:
@@ -140,7 +147,7 @@ class _Waiting:
 
 
 class Receiving:
-    """Hands out records of all groups of one node. `give_back` takes receipts that reached nobody."""
+    """Leases records of all groups of one node. `give_back` takes receipts that were not delivered."""
 
     def __init__(
         self,
@@ -178,6 +185,7 @@ class Receiving:
         context = self._context
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + request.wait_ms / 1000
+        patient_s = loop.time() + AWAY_S
         waiting = _Waiting(context.tail_watcher)
         lanes: list[Lane] | None = None  # all
         try:
@@ -190,8 +198,10 @@ class Receiving:
                     found = await self._round(group, request, topics, lanes)
                     if found.messages:
                         return Received(tuple(found.messages), self._backlog(group, found))
-                    left_s = deadline_s - loop.time()
+                    left_s = (max(deadline_s, patient_s) if found.away else deadline_s) - loop.time()
                     if left_s <= 0 or context.draining.is_set():
+                        for error in found.away.values():
+                            raise error
                         if found.is_full:
                             raise GroupFull(
                                 f"group={group} has as many records handed out and not settled as it may "
@@ -200,13 +210,13 @@ class Receiving:
                         return Received((), self._backlog(group, found))
                     if found.has_moved:
                         await asyncio.sleep(0)
-                        lanes = [*found.promising, *waiting.changed()]
+                        lanes = [*found.promising, *found.away, *waiting.changed()]
                     elif not waiting.watches(topics):
-                        waiting.watch(topics)  # and look again: what came before nobody has told
+                        waiting.watch(topics)  # and look again: what came before was not notified
                         lanes = None
                     else:
                         await self._wait(waiter, found, left_s)
-                        lanes = [*self._open_lanes(group, topics), *waiting.changed()]
+                        lanes = [*self._open_lanes(group, topics), *found.away, *waiting.changed()]
                     if found.is_full or found.other_backlog:
                         lanes = None
                 finally:
@@ -294,11 +304,16 @@ class Receiving:
                     self._take(group, lane, request, left_count, left_bytes, done),
                     undo=lambda late: self._give_back_all(group, [*done.messages, *late]),
                 )
+            except BrokerUnreachable as error:
+                done.away[lane] = error
+                continue
             except (StoreError, GroupError):
                 if done.messages:
                     break
                 raise
             done.messages += taken
+        for lane in done.away:
+            done.promising.pop(lane, None)
         return done
 
     def _open_lanes(self, group: str, topics: _Topics) -> Iterator[Lane]:
@@ -334,7 +349,11 @@ class Receiving:
         while some := list(islice(lanes, STRETCH_PARTITIONS)):
             async with nullcontext() if count <= FEW else stretches().next():
                 for lane in some:
-                    bounds = await self._bounds(lane)
+                    try:
+                        bounds = await self._bounds(lane)
+                    except BrokerUnreachable as error:
+                        done.away[lane] = error
+                        continue
                     if self._may_have(group, lane, bounds, done):
                         if len(done.promising) < PROMISING_MAX:
                             done.promising[lane] = bounds
@@ -364,7 +383,7 @@ class Receiving:
     async def _take(
         self, group: str, lane: Lane, request: Receive, limit: int, max_bytes: int, done: _Round
     ) -> list[Delivered]:
-        """Lease records of one partition, some in each turn of the event loop; nobody else's come in between."""
+        """Lease records of one partition, some in each turn of the event loop; no other's come in between."""
         context = self._context
         async with context.turns.of_leases(group, lane.key):
             leases = context.table.leases(group, lane.key)
@@ -501,14 +520,14 @@ class Receiving:
         return delivered
 
     async def _give_back_all(self, group: str, messages: Iterable[Delivered]) -> None:
-        """Nobody is there any more to have these."""
+        """The consumer of these is gone."""
         try:
             await self._give_back(group, [message.receipt for message in messages])
         except (StoreError, GroupError) as error:
             log.warning("leases could not be given back, they end by themselves group=%s error=%s", group, error)
 
     def _backlog(self, group: str, done: _Round) -> int:
-        """Records that were there and not handed out."""
+        """Records that were there and not leased."""
         lanes = done.promising.items()
         return done.other_backlog + sum(self._backlog_of(group, lane, bounds) for lane, bounds in lanes)
 
@@ -525,6 +544,8 @@ class Receiving:
             left_s = min(left_s, max(in_ms, _RECHECK_MS if in_ms <= 0 else 1) / 1000)
         if done.is_full:
             left_s = min(left_s, _FULL_RECHECK_MS / 1000)
+        if done.away:
+            left_s = min(left_s, AGAIN_S)
         timer = asyncio.get_running_loop().call_later(left_s, _finish, waiter)
         try:
             await waiter

@@ -74,7 +74,7 @@ class Found:
             self.fresh = self.fresh[:room]
 
     def take(self, offset: int, stored: Stored, size_bytes: int) -> None:
-        """Remember a record that is to be handed out."""
+        """Remember a record that is to be leased."""
         self.records[offset] = stored
         self.wanted_count += 1
         self.size_bytes += size_bytes
@@ -119,7 +119,7 @@ class Search:
         bounds: Bounds,
         found: Found,
     ) -> None:
-        """Open records that may be handed out again."""
+        """Open records that may be leased again."""
         records = self._context.records
         if lane.is_retry:
             topics = await self._origins_of(group, lane, leases)

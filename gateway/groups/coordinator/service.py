@@ -7,7 +7,7 @@
 Its parts do the work, and what they offer is bound here by name, so that a call goes to them directly:
 
     stream        members: join, heartbeat, release, leave
-    offsets       progress: commit, lag, reset
+    offsets       progress: commit, lag, reset (`light_offsets`: in light queues)
     receiving     which records a consumer gets, and the wait for them (`search`: what there is in one partition)
     settling      ack, nack, extend, give back, reject
     dead_letters  what was rejected or failed too often, and its way back
@@ -29,7 +29,7 @@ Leases of one partition change under its turn. Events of queue mode, and when th
     Settled, Rejected       flushed before the answer (C5)
 
     crash                                        what a restart finds
-    before the first use is durable              no position: nobody has got anything, and the next receive begins anew
+    before the first use is durable              no position: no consumer has got anything, the next receive begins anew
     after it, before a lease is written          the position, in all partitions; the records as they were
     after the lease, before the answer           the lease; it ends by itself, or is asked for again by attempt_id
     before an ack is durable                     the lease, or its end: the record is delivered again
@@ -66,6 +66,7 @@ from gateway.groups.coordinator.context import (
 from gateway.groups.coordinator.copies import CopyWriter
 from gateway.groups.coordinator.dead_letters import DeadLetters
 from gateway.groups.coordinator.handover import Handover
+from gateway.groups.coordinator.light_offsets import LightProgress
 from gateway.groups.coordinator.looking import Looking
 from gateway.groups.coordinator.lossy_replay import LossyReplay
 from gateway.groups.coordinator.offsets import Offsets
@@ -120,7 +121,7 @@ LOOK_INTERVAL_MS = 200
 """How often it is asked whose session is over."""
 
 DEAD_LETTER_INTERVAL_MS = 1_000
-"""How often it is asked which records were handed out for the last time and came back by silence."""
+"""How often it is asked which records were delivered for the last time and came back by silence."""
 
 LAG_INTERVAL_MS = 5_000
 """How old the lag in the metrics may be."""
@@ -194,6 +195,7 @@ class Coordinator:
         self._run_blocking = run_blocking
         self._copies = CopyWriter(self._context)
         self._search = Search(self._context)
+        self.light_offsets = LightProgress(self._context)
         self.stream = stream = StreamMode(self._context)
         self._offsets = offsets = Offsets(self._context, stream)
         self.dead_letters = DeadLetters(self._context, self._copies)

@@ -60,7 +60,7 @@ def _has_offset(table: GroupTable, group: str, topic: TopicView) -> bool:
 
 
 def _was_wanted_before(table: GroupTable, group: str, topic: TopicView) -> bool:
-    """Whether somebody in the group asked for the topic when it was not there yet."""
+    """Whether a member of the group asked for the topic when it was not there yet."""
     if group not in table:
         return False
     documents = table.get(group).documents

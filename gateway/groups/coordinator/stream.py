@@ -1,6 +1,6 @@
 """Stream mode: members come and go, partitions move between them, offsets are committed.
 
-Every change is decided under the group's turn, written flushed, and applied before anybody is told. Joins that come
+Every change is decided under the group's turn, written flushed, and applied before it is answered. Joins that come
 while one is being written share the next go, and with it one rebalance; so do those who leave. The members of a
 broadcasting group are groups of their own here (see gateway/groups/machines/broadcast.py); who joins without a name
 leaves no position behind.
@@ -60,11 +60,12 @@ from gateway.groups.machines.table import Group, document_bytes
 from gateway.groups.protocol import MemberKey, TopicPartition
 from gateway.routing.base import TopicView
 from store.errors import RecordTooLarge, UnknownQueue
+from store.uncancelled import uncancelled
 
 Decided = TypeVar("Decided")
 
 NAMELESS = "m-"
-"""Begins the ids that are made here. Nobody comes back under such a one: a broadcasting group keeps no position for
+"""Begins the ids that are made here. No member comes back under such a one: a broadcasting group keeps no position for
 it."""
 
 SHARED_IN_LOOP_MAX = 2_000
@@ -265,6 +266,8 @@ class StreamMode:
         context = self._context
         for event in context.table.decide_prune(self._exists):  # asked of the groups' topics, however many there are
             await self._prune(event)
+        if light := context.table.light_offsets.decide_prune(self._exists):
+            await uncancelled(context.log.write(light))
         for name in [group.name for group in context.table.groups() if group.membership.members()]:
             await self._look_at_own(name)
             await asyncio.sleep(0)
@@ -360,7 +363,7 @@ class StreamMode:
             raise GroupFull(f"group={group} has {config.members_max} members, which is its limit")
 
     def partitions_of(self, group: str, member_id: str, partitions: Sequence[TopicPartition]) -> list[Partition]:
-        """Partitions by topic id. Those of a topic that is gone belong to nobody and are left out."""
+        """Partitions by topic id. Those of a topic that is gone have no owner and are left out."""
         share = self._context.table.get(self._joined(group, member_id)).membership.share(member_id)
         wanted = set(partitions)
         return [p for p in (*share.assigned, *share.revoking) if TopicPartition(p.topic, p.partition) in wanted]

@@ -54,7 +54,7 @@ class GroupConfig:
 
     drain_timeout_ms: int = 60_000
     """How long a member may take to give up a partition that is to move. After that it is out, heartbeats or not:
-    otherwise one stuck member keeps a partition from everybody."""
+    otherwise one stuck member keeps a partition from all others."""
 
     rebalance_interval_ms: int = 20_000
     """How often the shell asks whether the assignment is still what it should be, though nothing has happened."""

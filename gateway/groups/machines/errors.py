@@ -1,14 +1,14 @@
 """What can go wrong in a consumer group, by what a caller can do about it.
 
 GroupError
-├── UnknownGroup        nobody has ever consumed in this group                                   (404)
-├── UnknownMember       no such member, or its session has ended: join again                       (404)
-├── StaleGeneration     the caller acts for a generation in which it does not own this: join again   (409)
-├── GroupActive         the group has members, and this needs an empty one, or force                 (409)
-├── GroupFull           a limit of the group is reached: retry later or raise it                     (429)
-├── GroupElsewhere      it belongs to another node of the cluster: the message says where               (409)
-├── GroupUnavailable     it is not known yet how far the group is: retry in a moment                 (503)
-└── IllegalRequest      the request breaks a rule; the message names it                              (422)
+├── UnknownGroup        no client ever consumed in this group
+├── UnknownMember       no such member, or its session has ended: join again
+├── StaleGeneration     the caller acts for a generation in which it does not own this: join again
+├── GroupActive         the group has members, and this needs an empty one, or force
+├── GroupFull           a limit of the group is reached: retry later or raise it
+├── GroupElsewhere      it belongs to another node of the cluster: the message says where
+├── GroupUnavailable    it is not known yet how far the group is: retry in a moment
+└── IllegalRequest      the request breaks a rule; the message names it
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class GroupActive(GroupError):
 
 
 class GroupFull(GroupError):
-    """The group holds as many members, or records that are handed out and not settled, as it may."""
+    """The group holds as many members, or records that are leased and not settled, as it may."""
 
 
 class GroupUnavailable(GroupError):
-    """Nobody can say now how far the group is; nothing may be concluded from it."""
+    """How far the group is cannot be known now; nothing may be concluded from it."""
 
 
 class GroupElsewhere(GroupError):

@@ -53,7 +53,7 @@ class MemberLeft:
 
 @dataclass(frozen=True, slots=True)
 class AssignmentAsked:
-    """A generation begins in which `leader` is to compute the assignment; until then nothing is given to anybody."""
+    """A generation begins in which `leader` is to compute the assignment; until then no member is given anything."""
 
     group: str
     generation: int
@@ -135,6 +135,33 @@ class OffsetsCommitted:
     offsets: tuple[CommittedOffset, ...]
 
 
+class LightPosition(NamedTuple):
+    """How far a group is in one light queue: the next offset to read; -1: nothing is known any more."""
+
+    partition: int
+    group: str
+    name: str
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class LightCommitted:
+    """Groups have read light queues of a topic up to here. Belongs to no group: see `light_offsets`."""
+
+    topic_id: int
+    positions: tuple[LightPosition, ...]
+    group: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LightForgotten:
+    """What groups have read of the light queues of a topic does not matter any more: it is gone. Belongs to no
+    group."""
+
+    topic_id: int
+    group: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Forgotten:
     """Offsets and leases a group has of these topics are gone: the topics are. Without topics: the group is deleted."""
@@ -145,7 +172,7 @@ class Forgotten:
 
 @dataclass(frozen=True, slots=True)
 class Leased:
-    """Records of one partition are handed out until `until_ms` (epoch ms), each for one attempt more than before.
+    """Records of one partition are leased until `until_ms` (epoch ms), each for one attempt more than before.
 
     First, the records up to `fetched_to` come under the group's care: those in `fresh` are open, all others were
     filtered out and are done. `message_groups` has one name a fresh record, or is empty; `attempts` likewise has the
@@ -166,7 +193,7 @@ class Leased:
 
 @dataclass(frozen=True, slots=True)
 class LeaseMoved:
-    """Leases end at another time (extended), or records wait until then to be handed out again (given back).
+    """Leases end at another time (extended), or records wait until then to be delivered again (given back).
 
     `uncounted`: they never reached the consumer, and the attempt does not count.
     """
@@ -240,12 +267,13 @@ class LeasesSet:
 
 MembershipEvent = MemberJoined | MemberLeft | AssignmentAsked | Rebalanced | PartitionsAssigned | PartitionsReleased
 ProgressEvent = OffsetsCommitted | Forgotten
+LightEvent = LightCommitted | LightForgotten
 LeaseEvent = Leased | LeaseMoved | Rejected | Settled | LeasesSet
 """Of one partition."""
 
 QueueEvent = LeaseEvent | LeasesBegun
 GroupEvent = Configured | DocumentPut | Barrier
-Event = MembershipEvent | ProgressEvent | QueueEvent | GroupEvent
+Event = MembershipEvent | ProgressEvent | LightEvent | QueueEvent | GroupEvent
 
 _KINDS: dict[str, type[Event]] = {
     "member_joined": MemberJoined,
@@ -256,6 +284,8 @@ _KINDS: dict[str, type[Event]] = {
     "partitions_released": PartitionsReleased,
     "offsets_committed": OffsetsCommitted,
     "forgotten": Forgotten,
+    "light_committed": LightCommitted,
+    "light_forgotten": LightForgotten,
     "leased": Leased,
     "lease_moved": LeaseMoved,
     "rejected": Rejected,
@@ -345,6 +375,10 @@ _CODECS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     ),
     "partitions": (_from_partitions, _to_partitions),
     "shares": (_from_shares, _to_shares),
+    "positions": (
+        lambda positions: [tuple(position) for position in positions],
+        lambda positions: tuple(LightPosition(*position) for position in positions),
+    ),
     "open_records": (
         lambda records: [tuple(record) for record in records],
         lambda records: tuple(OpenRecord(*record) for record in records),

@@ -1,4 +1,4 @@
-"""Queue mode: records of one partition handed out one by one, to whichever member asks, until each is settled.
+"""Queue mode: records of one partition leased one by one, to whichever member asks, until each is settled.
 
 Every record before `next_offset` has been taken from the log. It is either open, and known here, or done, without a
 trace: memory grows with what is open, which is bounded, and not with what has been consumed. `low_offset`, the first
@@ -56,7 +56,7 @@ ATTEMPT_ID_BYTES_MAX = 255
 
 
 class Fresh(NamedTuple):
-    """A record not handed out before, as the shell found it in the log."""
+    """A record not delivered before, as the shell found it in the log."""
 
     offset: int
     message_group: str | None = None
@@ -162,7 +162,7 @@ class _State:
     """Heap of (when, offset), of records and of runs by their first one; may hold old times."""
 
     groups: dict[str, dict[int, None]] = field(default_factory=dict)  # message group → its open offsets, in order
-    last: set[int] = field(default_factory=set)  # rejected, or handed out for the last time
+    last: set[int] = field(default_factory=set)  # rejected, or delivered for the last time
     requests: dict[str, set[int]] = field(default_factory=dict)  # attempt id → offsets leased by it
 
 
@@ -226,7 +226,7 @@ class PartitionLeases:
         return of_runs + sum(one.is_leased and one.visible_at_ms > now_ms for one in state.records.values())
 
     def waiting_count(self, now_ms: int) -> int:
-        """Records that were given back and may not be handed out again yet."""
+        """Records that were given back and may not be delivered again yet."""
         return sum(not record.is_leased and record.visible_at_ms > now_ms for record in self._state.records.values())
 
     def is_withheld(self, message_group: str) -> bool:
@@ -314,7 +314,7 @@ class PartitionLeases:
         `fresh` are the records from `next_offset` to before `fetched_to` that the consumer wants, in order; the others
         there are done by this. A range of them says no more than their offsets. Fresh ones that are not leased
         (withheld, or over the limit) are kept for later.
-        The leases may be handed out once the events are applied. With an `attempt_id` that has leases still, those are
+        The leases may be answered once the events are applied. With an `attempt_id` that has leases still, those are
         the answer, and nothing else happens, unless it `is_more` of the same receive. Raises IllegalRequest for a bad
         `invisible_ms` or `attempt_id`, or more than `room`.
         """
@@ -417,7 +417,7 @@ class PartitionLeases:
     def decide_nack(
         self, receipts: Sequence[Receipt], now_ms: int, *, delay_ms: int | None = None, reason: str = ""
     ) -> Decision:
-        """Records could not be consumed: to be handed out again after `delay_ms`, or after the wait that the group's
+        """Records could not be consumed: to be delivered again after `delay_ms`, or after the wait that the group's
         back-off table has for the attempt. After the last attempt they are finished at once; the dead letter's reason
         is then `EXHAUSTED` and the consumer's words. Raises IllegalRequest."""
         self.check_delay(delay_ms)

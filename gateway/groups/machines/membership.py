@@ -5,7 +5,7 @@ it now. A partition that two members want passes through three states:
 
     owned by a, target a      a consumes it
     owned by a, target b      revoking: a drains, commits, and releases it; b waits
-    owned by nobody, target b b is assigned it at once
+    without owner, target b   b is assigned it at once
 
     t    event                                      generation   owned of p0     m1 is told        m2 is told
     0    m1 joins                                   1            m1 (gen 1)      assigned p0 p1
@@ -37,8 +37,8 @@ Invariants
     M1  A partition has at most one owner, and no owner that is not a member.
     M2  The generation grows with each change of members and each new target; a partition is assigned at most once in
         a generation.
-    M3  Every partition of a topic that somebody wants is owned, being revoked, or in the next `decide_rebalance`,
-        unless the strategy leaves it to nobody.
+    M3  Every partition of a topic that a member wants is owned, being revoked, or in the next `decide_rebalance`,
+        unless the strategy gives it to no member.
 """
 
 from __future__ import annotations
@@ -253,7 +253,7 @@ class Membership:
         member = self._caller(member_id, generation)
         for partition in partitions:
             owner = self._owned.get(partition)
-            if owner is None and member.plans:  # it was released by an assignment, and nobody has it since
+            if owner is None and member.plans:  # it was released by an assignment, and has had no owner since
                 continue
             if owner is None or owner.member_id != member_id or generation < owner.generation:
                 raise StaleGeneration(
@@ -262,7 +262,7 @@ class Membership:
                 )
 
     def next_deadline_ms(self) -> int | None:
-        """When `decide_expiry` may next have something to do, if nobody is heard until then."""
+        """When `decide_expiry` may next have something to do, if no member is heard until then."""
         sessions = [heard + self._members[member].session_timeout_ms for member, heard in self._heard_ms.items()]
         if self._asked is None:
             waits: Iterable[int] = self._revoking_since_ms.values()
@@ -421,7 +421,7 @@ class Membership:
         """Put out members whose session has ended, who drain for too long, or who owe an assignment."""
         reasons: dict[str, str] = {}
         timeout_ms = self._config.drain_timeout_ms
-        if self._asked is not None:  # nobody knows yet what is to be drained
+        if self._asked is not None:  # it is not known yet what is to be drained
             if now_ms - self._asked_since_ms > timeout_ms and not self._members[self._asked].plans:
                 reasons[self._asked] = ASSIGNMENT_EXPIRED
         else:

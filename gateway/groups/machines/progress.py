@@ -77,7 +77,7 @@ class Absent:
 
 @dataclass(frozen=True, slots=True)
 class Unavailable:
-    """Nobody can say now. Ask again; nothing may be concluded from it."""
+    """It is not known now. Ask again; nothing may be concluded from it."""
 
     reason: str
 

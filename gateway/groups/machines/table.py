@@ -4,7 +4,7 @@ A group is there from its first event until it is deleted. What it has in a topi
 
     settings      what was configured, by name         Configured
     membership    members and their partitions         see `membership`
-    progress      committed offsets, all groups'       see `progress`
+    progress      committed offsets, all groups'       see `progress`, `light_offsets`
     leases        queue mode, a topic each             see `topic_leases`, `leases`
     documents     what others keep beside a group      DocumentPut
 
@@ -39,6 +39,8 @@ from gateway.groups.machines.events import (
     LeaseMoved,
     LeasesBegun,
     LeasesSet,
+    LightCommitted,
+    LightForgotten,
     MemberJoined,
     MemberLeft,
     MembershipEvent,
@@ -51,6 +53,7 @@ from gateway.groups.machines.events import (
     Settled,
 )
 from gateway.groups.machines.leases import PartitionLeases
+from gateway.groups.machines.light_offsets import LightOffsets
 from gateway.groups.machines.membership import Membership
 from gateway.groups.machines.progress import POSITION_BYTES, Found, PartitionKey, Progress, Stored
 from gateway.groups.machines.strategies.base import Assignment, Partition, Strategy, StrategyContext
@@ -84,7 +87,7 @@ class Group:
     """Partitions in queue mode."""
 
     open_count: int = 0
-    """Records handed out or taken, and not done, in all partitions."""
+    """Records leased or taken, and not done, in all partitions."""
 
     @property
     def size_bytes(self) -> int:
@@ -112,6 +115,7 @@ class GroupTable:
         self._groups: dict[str, Group] = {}
         self._lone: dict[str, set[str]] = {}  # members of broadcasting groups, by group
         self.progress = Progress()
+        self.light_offsets = LightOffsets()
         self._groups_bytes = 0
         self.open_count = 0
         """Records that groups have taken and not done, of all groups."""
@@ -191,7 +195,7 @@ class GroupTable:
     @property
     def size_bytes(self) -> int:
         """What all groups keep but for open records, about."""
-        return self._groups_bytes + self.progress.size_bytes
+        return self._groups_bytes + self.progress.size_bytes + self.light_offsets.size_bytes
 
     def size_of(self, group: str) -> int:
         """The same of one group."""
@@ -227,6 +231,8 @@ class GroupTable:
             parts.append(group.membership.snapshot())
             parts += [queue.snapshot() for queue in group.queues.values()]
         parts.append(self.progress.snapshot(names))
+        if names is None:
+            parts.append(self.light_offsets.snapshot())
         return chain.from_iterable(parts)
 
     # What has been decided and written
@@ -234,6 +240,9 @@ class GroupTable:
     def apply(self, event: Event, now_ms: int) -> None:
         """Change the table; the only way it changes, live or at start. `now_ms` is monotonic time."""
         if isinstance(event, Barrier):
+            return
+        if isinstance(event, LightCommitted | LightForgotten):
+            self.light_offsets.apply(event)
             return
         if isinstance(event, Forgotten):
             self._forget(event)

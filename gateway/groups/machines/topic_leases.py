@@ -35,7 +35,7 @@ class TopicLeases:
         self._next_offsets = array("q")  # of idle partitions
         self._epochs = array("q")  # 0: the topic's
         self.end = 0
-        """Partitions before it are in queue mode; later ones were added, and nobody has asked for them yet."""
+        """Partitions before it are in queue mode; later ones were added, and were not asked for yet."""
         self.open: dict[int, PartitionLeases] = {}
         """Partitions with open records."""
 

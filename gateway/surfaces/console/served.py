@@ -1,8 +1,8 @@
 """`/`, the web console for browsers and JSON for programs, and the console's files.
 
-All are files of the package (`static/`), read once; they are kept in the repository so that nobody needs Node to run a
+All are files of the package (`static/`), read once; they are kept in the repository so that no Node is needed to run a
 server. Nothing else can be asked for: a name is looked up, never opened. The page holds no script and no style of its
-own, so browsers run and show nothing but these files, ask nobody but this server, and make no script of a text.
+own, so browsers run and show nothing but these files, ask only this server, and make no script of a text.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How connections come in. Those with TLS are counted from their first moment, and let in a few a turn.
 
-`create_server(ssl=…)` shows nobody a connection before its handshake is over. Thousands could begin one and stall, and
+`create_server(ssl=…)` shows a connection only when its handshake is over. Thousands could begin one and stall, and
 take every file handle past all limits; and hundreds of first words that arrive at once are signed for in one turn of
 the event loop, a millisecond each. So sockets are accepted here:
 

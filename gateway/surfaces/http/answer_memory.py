@@ -16,8 +16,8 @@ Invariants
         one record in the middle of an answer
     M2  answers up to SMALL_BYTES are not counted: a connection's own buffer holds as much before it waits
     M3  one caller has at most half of the bound
-    M4  MAKING_MAX answers at a time hold records that are read and not yet rendered, whatever their size; nobody keeps
-        that turn while a client takes its bytes
+    M4  MAKING_MAX answers at a time hold records that are read and not yet rendered, whatever their size; no answer
+        keeps that turn while a client takes its bytes
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ def _plain_endpoint(gateway: Gateway, row: Row, request_ids: RequestIds, origins
                 response = await handler(gateway, request, body)
                 large = _held(gateway, request, response) if size_of(response) > SMALL_BYTES else None
             except ConnectionError:
-                raise  # there is nobody to answer any more
+                raise  # the client is gone
             except Exception as error:
                 response, large = _refused(request, error, row.name, request_ids), None
             finally:

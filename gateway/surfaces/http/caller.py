@@ -60,12 +60,15 @@ def is_visible(request: web.Request, topic: str) -> bool:
 
 async def visible_topics(gateway: Gateway, request: web.Request, part: str = "") -> list[TopicView]:
     """The topics that the caller may describe and whose name has this part, in lower case; by name. In turns of the
-    event loop where rights are to be judged."""
+    event loop, where it takes a look at each."""
     access = access_of(request)
+    views = gateway.routes_table.topics()
+    if access is OPEN and not part:
+        return views
     found: list[TopicView] = []
-    for number, view in enumerate(gateway.routes_table.topics(), 1):
+    for number, view in enumerate(views, 1):
         if part in view.name.lower() and access.allows(Permission.DESCRIBE, topic=view.name):
             found.append(view)
-        if number % TOPICS_A_TURN == 0 and access is not OPEN:
+        if number % TOPICS_A_TURN == 0:
             await asyncio.sleep(0)
     return found

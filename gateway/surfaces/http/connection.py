@@ -180,6 +180,7 @@ class Connection(web.RequestHandler):
         "_taken",
         "_write_timeout_s",
         "_write_watchdog",
+        "is_spliced",
     )
 
     def __init__(
@@ -212,6 +213,8 @@ class Connection(web.RequestHandler):
         self._write_timeout_s = write_timeout_s
         self._write_watchdog: WriteWatchdog | None = None  # while the client is behind
         self._lost: asyncio.Future[None] | None = None
+        self.is_spliced = False
+        """Whether a socket of it is passed on to another process. Other sockets are watched by their endpoint."""
 
     def let_in(self, address: str) -> None:
         """It is counted already; `connection_lost` or `give_up` takes it off."""
@@ -296,7 +299,7 @@ class Connection(web.RequestHandler):
     def pause_writing(self) -> None:
         """See asyncio.Protocol."""
         super().pause_writing()
-        if not self._upgraded:
+        if not self._upgraded or self.is_spliced:
             self._write_watchdog = WriteWatchdog(
                 self._waiting_bytes, timeout_s=self._write_timeout_s, on_timeout=self._cut_off
             )
@@ -335,7 +338,7 @@ class Connection(web.RequestHandler):
         self._pause_transport_reading()
 
     def _resume_transport_reading(self) -> None:
-        """See aiohttp's: it reads on whenever somebody has taken what there was. Not while this rests."""
+        """See aiohttp's: it reads on whenever what there was has been taken. Not while this rests."""
         if not self._is_resting:
             super()._resume_transport_reading()
 
@@ -432,7 +435,7 @@ class Connection(web.RequestHandler):
         if not may_take or fast_path is None or waiter is None or not self._is_idle():
             self._parse(data)
             return
-        self._waiter = None  # so that it wakes nobody yet
+        self._waiter = None  # so that it is not woken yet
         is_head = self._parse(data)
         self._waiter = waiter
         messages = self._messages
@@ -528,7 +531,7 @@ class Connection(web.RequestHandler):
     def _fall_back(self, taken: bytes | tuple[RawRequestMessage, StreamReader]) -> None:
         waiter = self._waiter
         if waiter is None or waiter.done():
-            return  # the connection has ended, and nobody waits for it
+            return  # the connection has ended
         if isinstance(taken, bytes):
             self._parse(taken)
         else:

@@ -161,7 +161,7 @@ class Gateway:
 
     authenticator: Authenticator = field(default_factory=Anybody)
     leases: AllLeases = field(default_factory=AllLeases)
-    """What sockets and event streams have handed out to consumers of groups."""
+    """What sockets and event streams have delivered to consumers of groups."""
 
     on_group_deleted: list[Callable[[str], None]] = field(default_factory=list)
     """Called with the name of a group that a request has deleted."""

@@ -18,7 +18,7 @@ request with an unknown header is never taken.
     serve   call    -> a task of its own, for what is more than one append (receive, ack), and its answer
 
 Invariants
-    F1  a record is checked before it joins a batch: one bad record fails nobody else's
+    F1  a record is checked before it joins a batch: one bad record fails no other
     F2  a batch has BATCH_RECORDS_MAX records and BATCH_BYTES_MAX bytes at most; the next record begins another
     F3  records without a key of one turn and topic go to one partition, as those of one request do
 """
@@ -117,7 +117,7 @@ class FastPath:
         self._loop = asyncio.get_running_loop()
         self._authenticator = gateway.authenticator
         self._version = gateway.authenticator.version
-        self._asks = gateway.authenticator.is_required  # else everybody may do everything
+        self._asks = gateway.authenticator.is_required  # else every client may do everything
         self._check_origin = origins.check
         self._producer = gateway.producer
         self._topic_of = gateway.routes_table.topic

@@ -10,6 +10,8 @@ from multidict import istr
 from gateway.api.read import Fetched, Tail
 from gateway.api.tasks import is_set_within, when_set
 from gateway.auth.access import Permission
+from gateway.brokers.base import BrokerUnreachable
+from gateway.routing.patience import patiently
 from gateway.surfaces.http.admission import allowance_of
 from gateway.surfaces.http.answer_memory import RENDERED_FACTOR, SMALL_BYTES
 from gateway.surfaces.http.caller import access_of
@@ -46,14 +48,25 @@ async def fetch_or_wait(
     consumer, draining = gateway.consumer, gateway.draining
     allowance = allowance_of(gateway, request)
 
-    async def fetch() -> Fetched:
+    async def look() -> Fetched:
         room_bytes = await allowance.begin(wanted_bytes)
         if is_rendered:
             room_bytes //= RENDERED_FACTOR
-        return await consumer.fetch(
-            topic, partition, offset,
-            max_bytes=max(1, min(max_bytes, room_bytes)), end_offset=end_offset, tag_hashes=tag_hashes,
-        )  # fmt: skip
+        try:
+            return await consumer.fetch(
+                topic, partition, offset,
+                max_bytes=max(1, min(max_bytes, room_bytes)), end_offset=end_offset, tag_hashes=tag_hashes,
+            )  # fmt: skip
+        except BrokerUnreachable:
+            allowance.release()  # others are not to wait with this one
+            raise
+
+    async def fetch() -> Fetched:
+        try:
+            return await look()
+        except BrokerUnreachable as error:
+            async with while_allowed(gateway, request):
+                return await patiently(look, error)
 
     fetched = await fetch()
     # After the read: where the records of a group's own topic came from, and so who may read it, changes before them.
@@ -64,8 +77,8 @@ async def fetch_or_wait(
     woken = asyncio.Event()
     gateway.stats.long_poll_count += 1
     try:
-        async with while_allowed(gateway, request):
-            with consumer.watching([Tail(topic, partition, offset)], woken.set), when_set(draining, woken.set):
+        async with while_allowed(gateway, request), consumer.watching([Tail(topic, partition, offset)], woken.set):
+            with when_set(draining, woken.set):
                 await is_set_within(woken, timeout_ms / 1000)
     finally:
         gateway.stats.long_poll_count -= 1

@@ -26,11 +26,10 @@ from gateway.errors import OVERLOADED, RequestError
 from gateway.groups.machines.errors import GroupError
 from gateway.surfaces.http.context import Forwards, Gateway
 from gateway.surfaces.http.relaying import (
-    CONNECT_TIMEOUT_S,
     HOP_BY_HOP,
-    NOT_ADDED,
     READ_BYTES,
     asks_for_socket,
+    client_session,
     passed_back,
     spliced,
     while_there,
@@ -56,15 +55,7 @@ class Forwarder:
     def __init__(self, cluster: Cluster, tls: ssl.SSLContext | None) -> None:
         self._cluster = cluster
         self._tls = tls
-        self._http = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, ssl=True if tls is None else tls),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            trust_env=False,
-            auto_decompress=False,
-            read_bufsize=READ_BYTES,
-            skip_auto_headers=NOT_ADDED,
-        )
+        self._http = client_session(aiohttp.TCPConnector(limit=0, ssl=True if tls is None else tls))
 
     async def close(self) -> None:
         """End what is under way."""

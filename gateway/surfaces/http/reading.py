@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from itertools import chain
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from aiohttp import web
 from multidict import istr
@@ -221,7 +221,7 @@ def partition_in(request: web.Request) -> int | None:
     return int(text)
 
 
-async def let_go(items: list[object], size_bytes: int) -> None:
+async def let_go(items: list[Any], size_bytes: int) -> None:
     """Forget what was parsed of so many bytes, in turns: to free millions of objects takes as long as to make them."""
     count = max(1, len(items) * MiB // (size_bytes + 1))
     while items:

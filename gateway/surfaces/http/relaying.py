@@ -7,8 +7,10 @@ with the client's address: the store's process decides about it.
     answers    a small one whole, a large one as it comes, so that a client which reads slowly slows the other process.
                What waits here meanwhile counts among the memory of all answers (`answer_memory.py`); where there is no
                room, an answer that has begun ends short
-    upgrades   the request's head is sent on, and from then on bytes are: what is said on a socket is looked at by one
-               process only. Reading pauses when more than READ_BYTES wait for the other side
+    upgrades   the request's head is sent on, and bytes are from when the other process has agreed: what is said on a
+               socket is looked at by one process only. Before that nothing of the client's goes on: a process that
+               does not agree would read it as the next request, whose headers it believes. Reading pauses when more
+               than READ_BYTES wait for the other side
 """
 
 from __future__ import annotations
@@ -64,20 +66,26 @@ NOT_ADDED = (hdrs.ACCEPT, hdrs.ACCEPT_ENCODING, hdrs.CONTENT_TYPE, hdrs.USER_AGE
 """What aiohttp's client would say of itself where the caller has not."""
 
 
+def client_session(connector: aiohttp.BaseConnector) -> aiohttp.ClientSession:
+    """For requests that are passed on as they came: no cookies, no proxies, bodies as they are, no time limit but the
+    connection's."""
+    return aiohttp.ClientSession(
+        connector=connector,
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        trust_env=False,
+        auto_decompress=False,
+        read_bufsize=READ_BYTES,
+        skip_auto_headers=NOT_ADDED,
+    )
+
+
 class Relay:
     """Passes requests on to the process that listens at a Unix socket. Close it."""
 
     def __init__(self, path: Path) -> None:
         self._path = str(path)
-        self._http = aiohttp.ClientSession(
-            connector=aiohttp.UnixConnector(self._path, limit=0),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            trust_env=False,
-            auto_decompress=False,
-            read_bufsize=READ_BYTES,
-            skip_auto_headers=NOT_ADDED,
-        )
+        self._http = client_session(aiohttp.UnixConnector(self._path, limit=0))
 
     async def close(self) -> None:
         """End what is under way."""
@@ -116,8 +124,8 @@ Lost = Callable[[Exception], RequestError]
 
 
 async def while_there(request: web.Request, work: Awaitable[T]) -> T:
-    """The result of work for a client, which is given up when that goes: the other process has to learn of it, as what
-    it hands out to nobody may count as taken. Raises ConnectionError then."""
+    """The result of work for a client, which is given up when that goes: the other process has to learn of it, as
+    records that were not delivered may count as taken. Raises ConnectionError then."""
     working = asyncio.ensure_future(work)
     leaving = cast(Connection, request.protocol).lost()
     try:
@@ -210,6 +218,8 @@ class _Splice:
         self._request = request
         self._lost = lost
         self._reader, self._writer = reader, writer
+        self._is_joined = False  # the other side has agreed
+        self._early = b""  # what the client has said before
         self._taking: asyncio.Task[None] | None = None  # the other side takes what was written
 
     async def run(self) -> web.StreamResponse:
@@ -218,8 +228,10 @@ class _Splice:
         protocol = request.protocol
         protocol.set_parser(cast(WebSocketReader, self))
         protocol.keep_alive(False)
+        cast(Connection, protocol).is_spliced = True
         status = await self._pass_head()
         if status == 101:
+            self._join()
             while data := await self._reader.read(READ_BYTES):
                 await self._write(data)
         if (transport := request.transport) is not None:
@@ -252,13 +264,29 @@ class _Splice:
     # ---- what aiohttp calls: the client has sent something, or is gone
 
     def feed_data(self, data: bytes) -> tuple[bool, bytes]:
-        """Pass on what the client has sent."""
+        """Pass on what the client has sent, or keep it until the other side has agreed."""
+        if self._is_joined:
+            self._pass(data)
+        elif data:
+            if not self._early and (transport := self._request.transport) is not None:
+                transport.pause_reading()
+            self._early += data
+        return False, b""
+
+    def _join(self) -> None:
+        self._is_joined = True
+        if early := self._early:
+            self._early = b""
+            if (transport := self._request.transport) is not None and not transport.is_closing():
+                transport.resume_reading()
+            self._pass(early)
+
+    def _pass(self, data: bytes) -> None:
         self._writer.write(data)
         if self._taking is None and self._writer.transport.get_write_buffer_size() > READ_BYTES:
             if (transport := self._request.transport) is not None:
                 transport.pause_reading()
             self._taking = asyncio.create_task(self._take())
-        return False, b""
 
     async def _take(self) -> None:
         with suppress(OSError):

@@ -88,7 +88,7 @@ class StreamedAnswer:
         return self.response
 
     def gone(self) -> web.StreamResponse:
-        """The answer when its client is gone: there is nobody to tell, and nothing to log."""
+        """The answer when its client is gone: it is not sent, and nothing is logged."""
         self.abort()
         return self.response
 

@@ -27,13 +27,13 @@ class WriteWatchdog:
         self._idle_count = 0
 
     def begin(self) -> None:
-        """The transport is full: somebody waits for room."""
+        """The transport is full: a writer waits for room."""
         self._last_bytes = self._waiting_bytes()
         self._idle_count = 0
         self._timer = asyncio.get_running_loop().call_later(self._step_s, self._look)
 
     def end(self) -> None:
-        """There is room, or nobody waits any more."""
+        """There is room, or no writer waits any more."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -6,6 +6,8 @@ from __future__ import annotations
 import logging
 
 from gateway import errors
+from gateway.brokers.base import BrokerUnreachable
+from gateway.cluster.metadata import MetadataError
 from gateway.errors import RequestError
 from gateway.groups.machines import errors as groups
 from gateway.routing.base import UnknownPartition
@@ -14,7 +16,10 @@ from store import errors as store
 log = logging.getLogger(__name__)
 
 NONE, UNKNOWN = 0, -1
-OFFSET_OUT_OF_RANGE, UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER = 1, 3, 6
+OFFSET_OUT_OF_RANGE, UNKNOWN_TOPIC_OR_PARTITION, LEADER_NOT_AVAILABLE, NOT_LEADER = 1, 3, 5, 6
+REPLICA_NOT_AVAILABLE = 9
+"""Records that another node has, which cannot be reached: the client tries again."""
+
 MESSAGE_TOO_LARGE, OFFSET_METADATA_TOO_LARGE = 10, 12
 COORDINATOR_NOT_AVAILABLE, NOT_COORDINATOR, INVALID_TOPIC = 15, 16, 17
 NOT_ENOUGH_REPLICAS = 19
@@ -24,16 +29,12 @@ INVALID_REQUIRED_ACKS, ILLEGAL_GENERATION, INCONSISTENT_PROTOCOL, INVALID_GROUP_
 UNKNOWN_MEMBER_ID, INVALID_SESSION_TIMEOUT, REBALANCE_IN_PROGRESS = 25, 26, 27
 TOPIC_AUTHORIZATION_FAILED, GROUP_AUTHORIZATION_FAILED, CLUSTER_AUTHORIZATION_FAILED = 29, 30, 31
 UNSUPPORTED_SASL_MECHANISM, ILLEGAL_SASL_STATE, UNSUPPORTED_VERSION, TOPIC_ALREADY_EXISTS = 33, 34, 35, 36
-INVALID_PARTITIONS, INVALID_REPLICATION_FACTOR, INVALID_REPLICA_ASSIGNMENT, INVALID_CONFIG, INVALID_REQUEST = (
-    37,
-    38,
-    39,
-    40,
-    42,
-)
+INVALID_PARTITIONS, INVALID_REPLICATION_FACTOR, INVALID_REPLICA_ASSIGNMENT, INVALID_CONFIG = 37, 38, 39, 40
+NOT_CONTROLLER, INVALID_REQUEST = 41, 42
 POLICY_VIOLATION, OUT_OF_ORDER_SEQUENCE, DUPLICATE_SEQUENCE, INVALID_PRODUCER_EPOCH = 44, 45, 46, 47
 SECURITY_DISABLED, STORAGE_ERROR, SASL_AUTHENTICATION_FAILED = 54, 56, 58
 NON_EMPTY_GROUP, GROUP_ID_NOT_FOUND, FETCH_SESSION_ID_NOT_FOUND, INVALID_FETCH_SESSION_EPOCH = 68, 69, 70, 71
+LISTENER_NOT_FOUND, FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH = 72, 74, 76
 MEMBER_ID_REQUIRED, GROUP_MAX_SIZE_REACHED, FENCED_INSTANCE_ID, GROUP_SUBSCRIBED_TO_TOPIC, INVALID_RECORD = (
     79,
     81,
@@ -49,6 +50,7 @@ CODES: dict[type[Exception], int] = {
     store.SealedQueue: NOT_LEADER,
     store.PartitionLeft: NOT_LEADER,
     store.Overloaded: NOT_ENOUGH_REPLICAS,
+    BrokerUnreachable: REPLICA_NOT_AVAILABLE,
     store.DiskFull: NOT_ENOUGH_REPLICAS,
     store.TooManyIds: NOT_ENOUGH_REPLICAS,
     store.RecordTooLarge: MESSAGE_TOO_LARGE,
@@ -58,6 +60,7 @@ CODES: dict[type[Exception], int] = {
     store.SequenceGone: OUT_OF_ORDER_SEQUENCE,
     store.TopicExists: TOPIC_ALREADY_EXISTS,
     store.IllegalTopic: INVALID_REQUEST,
+    store.NoLightQueues: INVALID_RECORD,
     store.StoreError: STORAGE_ERROR,
     groups.UnknownGroup: GROUP_ID_NOT_FOUND,
     groups.UnknownMember: UNKNOWN_MEMBER_ID,
@@ -68,6 +71,7 @@ CODES: dict[type[Exception], int] = {
     groups.GroupElsewhere: NOT_COORDINATOR,
     groups.IllegalRequest: INVALID_REQUEST,
     groups.GroupError: UNKNOWN,
+    MetadataError: NOT_CONTROLLER,  # etcd cannot be reached: nothing that all nodes agree on can be changed
 }
 """By the class of an error, or the nearest of its ancestors."""
 
@@ -86,7 +90,7 @@ REQUEST_CODES = {
 
 
 def code_of(error: Exception) -> int:
-    """The error code that tells a client of an error. One that nobody expects goes into the log."""
+    """The error code that tells a client of an error. An unexpected one goes into the log."""
     if isinstance(error, RequestError):
         found = REQUEST_CODES.get(error.error_code)
     else:

@@ -30,12 +30,14 @@ _HEAD = struct.Struct(">iiiib")
 _SESSION = struct.Struct(">ii")
 _PARTITION = struct.Struct(">ihqq")
 _ERROR_AND_SESSION = struct.Struct(">hi")
+_UNKNOWN = -1
 
 
 class PartitionFetch(NamedTuple):
-    """What is asked of one partition."""
+    """What is asked of one partition; `leader_epoch` as far as the client knows it, -1: not at all."""
 
     partition: int
+    leader_epoch: int
     offset: int
     max_bytes: int
 
@@ -75,14 +77,13 @@ def read_fetch(frame: memoryview, at: int, version: int) -> FetchRequest:
         partitions = []
         for _ in range(count(reader, flexible)):
             partition = reader.unpack(_I32)
-            if version >= _LEADER_EPOCH_FROM:
-                reader.unpack(_I32)
+            leader_epoch = reader.unpack(_I32) if version >= _LEADER_EPOCH_FROM else _UNKNOWN
             offset = reader.unpack(_I64)
             if flexible:
                 reader.unpack(_I32)
             if version >= _LOG_START_FROM:
                 reader.unpack(_I64)
-            partitions.append(PartitionFetch(partition, offset, reader.unpack(_I32)))
+            partitions.append(PartitionFetch(partition, leader_epoch, offset, reader.unpack(_I32)))
             if flexible:
                 reader.skip_tags()
         if flexible:

@@ -59,7 +59,7 @@ class Frames:
         return self._at < len(self._data)
 
     def clear(self) -> None:
-        """Forget what has come: nobody waits for it."""
+        """Forget what has come: it will not be read."""
         self._set(b"")
         self._parts, self._have = [], 0
 

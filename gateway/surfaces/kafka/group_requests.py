@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from gateway.api.turns import ACTS_PER_TURN, few_a_turn
 from gateway.auth.access import Permission
+from gateway.cluster.metadata import MetadataError
 from gateway.errors import RequestError
 from gateway.groups.machines.config import GroupConfig
 from gateway.groups.machines.errors import GroupActive, GroupError, UnknownGroup
@@ -32,6 +33,7 @@ from gateway.surfaces.kafka.groups import (
     subscription_bytes,
     subscription_of,
 )
+from gateway.surfaces.kafka.nodes import is_elsewhere
 from gateway.surfaces.kafka.schema import Malformed, Message
 from gateway.surfaces.kafka.session import Session
 from gateway.surfaces.kafka.trail import record
@@ -49,7 +51,8 @@ GROUPS_PER_TURN = 200
 _NO_GENERATION = -1
 _STATES = {"empty": "Empty", "stable": "Stable", "rebalancing": "PreparingRebalance"}
 _NOT_ASKED = -(2**31)
-_Errors = (Refused, GroupError, StoreError, RequestError, Malformed)
+_Errors = (Refused, GroupError, StoreError, RequestError, MetadataError, Malformed)
+_NOT_NOW = (errors.STORAGE_ERROR, errors.NOT_ENOUGH_REPLICAS, errors.NOT_CONTROLLER)
 
 
 def _code(error: Exception) -> int:
@@ -58,7 +61,7 @@ def _code(error: Exception) -> int:
     if isinstance(error, Malformed):
         return errors.INCONSISTENT_PROTOCOL
     code = code_of(error)
-    return errors.COORDINATOR_NOT_AVAILABLE if code in (errors.STORAGE_ERROR, errors.NOT_ENOUGH_REPLICAS) else code
+    return errors.COORDINATOR_NOT_AVAILABLE if code in _NOT_NOW else code
 
 
 def _check(session: Session, group: str, permission: Permission = Permission.RECEIVE) -> None:
@@ -66,6 +69,8 @@ def _check(session: Session, group: str, permission: Permission = Permission.REC
         raise Refused(errors.INVALID_GROUP_ID)
     if not session.may(permission, group=group):
         raise Refused(errors.GROUP_AUTHORIZATION_FAILED)
+    if is_elsewhere(session, group):
+        raise Refused(errors.NOT_COORDINATOR)
 
 
 # ------------------------------------------------------------------------------------------------------ members
@@ -102,7 +107,7 @@ def _asked(session: Session, version: int, request: Message) -> JoinAsked:
     protocol_type = request["protocol_type"]
     protocols = {one["name"]: one["metadata"] for one in request["protocols"]}
     topics, owned = subscription_of(protocol_type, next(iter(protocols.values()), b""))
-    # Partitions of a topic that it may not read are nobody's loss but the group's, so it is not given any.
+    # A member that may not read a topic would leave its partitions unread, so it is given none of them.
     wanted = frozenset(topic for topic in topics if session.may(Permission.RECEIVE, topic=topic))
     rebalance_ms = request.get("rebalance_timeout_ms", -1)
     member = KafkaMember(
@@ -178,7 +183,7 @@ async def offset_commit(session: Session, version: int, request: Message) -> Mes
         request.get("generation_id_or_member_epoch", -1),
     )
     group_code = errors.NONE
-    commits: list[OffsetCommit] = []
+    commits: dict[TopicPartition, OffsetCommit] = {}
     codes: dict[TopicPartition, int] = {}
     try:
         _check(session, group)
@@ -197,14 +202,14 @@ async def offset_commit(session: Session, version: int, request: Message) -> Mes
                 own = code or (errors.NONE if 0 <= number < count else errors.UNKNOWN_TOPIC_OR_PARTITION)
                 if not own and offset < 0:
                     own = errors.INVALID_REQUEST
-                codes[TopicPartition(topic["name"], number)] = own
+                codes[place := TopicPartition(topic["name"], number)] = own
                 if not own:
-                    commits.append(OffsetCommit(topic["name"], number, offset, one["committed_metadata"] or ""))
+                    commits[place] = OffsetCommit(*place, offset, one["committed_metadata"] or "")
         if commits:
             member = MemberKey(member_id, generation) if member_id or generation >= 0 else None
-            await session.gateway.groups.commit(group, commits, member)
+            await session.gateway.groups.commit(group, list(commits.values()), member)
     except GroupActive:
-        group_code = errors.UNKNOWN_MEMBER_ID  # somebody without a membership, in a group that has members
+        group_code = errors.UNKNOWN_MEMBER_ID  # no member, in a group that has members
     except _Errors as error:
         group_code = _code(error)
     topics = []
@@ -272,8 +277,8 @@ async def offset_fetch(session: Session, version: int, request: Message) -> Mess
 async def _committed(session: Session, group: str, wanted: Sequence[Message] | None) -> tuple[int, list[Message]]:
     groups = session.gateway.groups
     try:
-        if not session.may(Permission.DESCRIBE, group=group):
-            _check(session, group)
+        may_describe = session.may(Permission.DESCRIBE, group=group)
+        _check(session, group, Permission.DESCRIBE if may_describe else Permission.RECEIVE)
         if wanted is None:
             try:
                 names: Sequence[str] = groups.describe(group).view.topics

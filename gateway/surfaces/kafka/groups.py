@@ -3,7 +3,7 @@
 Kafka's members and all others are members of the same groups (gateway/groups): the same offsets, generations and
 fencing. A group is in one of two ways, by who is in it now:
 
-    planned   all members are Kafka's. A change of members begins a round: everybody joins again, or is put out after
+    planned   all members are Kafka's. A change of members begins a round: every member joins again, or is put out after
               the longest rebalance timeout; then a generation begins, its leader computes the assignment (SyncGroup),
               and each member is told its part
     assigned  any member is not Kafka's. The server assigns by the group's strategy. A Kafka member's JoinGroup is
@@ -199,7 +199,7 @@ class KafkaGroups:
         return asked._replace(member_id=member_id)
 
     def holder_of(self, group: str, instance_id: str | None) -> str | None:
-        """The member that has a static name; None: nobody."""
+        """The member that has a static name; None: there is none."""
         if instance_id is None:
             return None
         for member_id, member in self._groups.members(group).items():
@@ -241,7 +241,7 @@ class KafkaGroups:
         return Joined(share.generation, asked.member.protocol_type, protocol, "mq", member_id)
 
     def _replaced(self, asked: JoinAsked) -> list[str]:
-        """The former member of a static name that somebody else has now."""
+        """The former member of a static name that another one has now."""
         holder = self.holder_of(asked.group, asked.member.instance_id)
         return [] if holder is None or holder == asked.member_id else [holder]
 
@@ -324,7 +324,7 @@ class KafkaGroups:
         joins = list(current.joins.values())
         if not joins:
             return
-        if any(not member.plans for member in members.values()):  # somebody else has come meanwhile
+        if any(not member.plans for member in members.values()):  # another member has come meanwhile
             for asked in joins:
                 answer = current.answers[asked.member_id]
                 try:
@@ -487,6 +487,18 @@ class KafkaGroups:
         state = self._states.get(group)
         if state is not None and state.round is None and not state.pending and self._groups.plan_state(group) is None:
             del self._states[group]
+
+    def forget(self, group: str) -> None:
+        """Keep nothing of a group that has gone to another node: it may come back otherwise. Who waits is told."""
+        state = self._states.pop(group, None)
+        if state is None:
+            return
+        for task in list(state.tasks):
+            task.cancel()
+        for waiting in state.planned.values():
+            if not waiting.done():
+                waiting.set_exception(Refused(NOT_COORDINATOR))
+                waiting.exception()
 
     async def close(self) -> None:
         """End what waits; clients join again with the next server."""

@@ -13,6 +13,7 @@ from gateway.api.turns import few_a_turn
 from gateway.auth.access import Permission
 from gateway.surfaces.kafka import errors
 from gateway.surfaces.kafka.errors import code_of
+from gateway.surfaces.kafka.nodes import ANY_EPOCH, leader_epoch, refusal
 from gateway.surfaces.kafka.schema import Message
 from gateway.surfaces.kafka.session import Session
 from store import record_batch
@@ -61,9 +62,13 @@ async def list_offsets(session: Session, version: int, request: Message) -> Mess
                 answer["error_code"] = errors.TOPIC_AUTHORIZATION_FAILED
             elif time_ms < 0 and _SINCE_VERSION.get(time_ms, version + 1) > version:
                 answer["error_code"] = errors.UNSUPPORTED_VERSION
+            elif code := refusal(session, name, number, one.get("current_leader_epoch", ANY_EPOCH)):
+                answer["error_code"] = code
             else:
                 try:
-                    answer |= await _found(session.gateway.consumer, name, number, time_ms)
+                    found = await _found(session.gateway.consumer, name, number, time_ms)
+                    if found:
+                        answer |= found | {"leader_epoch": leader_epoch(session.gateway.routes_table, name, number)}
                 except Exception as error:
                     answer["error_code"] = code_of(error)
             partitions.append(answer if version >= 4 else {k: v for k, v in answer.items() if k != "leader_epoch"})
@@ -77,13 +82,13 @@ async def _found(consumer: Consumer, topic: str, partition: int, time_ms: int) -
     if time_ms in (Special.LATEST_TIERED, Special.EARLIEST_PENDING_UPLOAD):
         return {}  # of storage in tiers: there is none
     if time_ms in (Special.LATEST, Special.EARLIEST, Special.EARLIEST_LOCAL):
-        return {"offset": high if time_ms == Special.LATEST else low, "leader_epoch": 0}
+        return {"offset": high if time_ms == Special.LATEST else low}
     if time_ms == Special.MAX_TIMESTAMP:
         if low == high:
             return {}
         time_ms = await _latest_date(consumer, topic, partition, high)
     record = await _first_dated(consumer, topic, partition, time_ms)
-    return {} if record is None else {"offset": record.offset, "timestamp": record.timestamp, "leader_epoch": 0}
+    return {} if record is None else {"offset": record.offset, "timestamp": record.timestamp}
 
 
 async def _first_dated(
@@ -127,18 +132,24 @@ def _date(fetched: Fetched) -> int:
 
 
 async def offset_for_leader_epoch(session: Session, version: int, request: Message) -> Message:
-    """The end of a leader's epoch: there is one epoch, 0, and its end is the partition's."""
+    """Up to where a consumer that has read in an epoch agrees with the partition: to its end, whichever epoch that was.
+    Nothing that was ever shown is truncated (C3), and batches do not say in which epoch they came."""
     topics = []
     for topic in request["topics"]:
         name = topic["topic"]
         partitions = []
         async for one in few_a_turn(topic["partitions"]):
-            answer: Message = {"partition": one["partition"], "leader_epoch": 0, "end_offset": _NO_OFFSET}
+            number = one["partition"]
+            answer: Message = {"partition": number, "leader_epoch": ANY_EPOCH, "end_offset": _NO_OFFSET}
             if not session.may(Permission.DESCRIBE, topic=name):
                 answer["error_code"] = errors.TOPIC_AUTHORIZATION_FAILED
+            elif code := refusal(session, name, number, one["current_leader_epoch"]):
+                answer["error_code"] = code
             else:
                 try:
-                    answer["end_offset"] = (await session.gateway.consumer.bounds(name, one["partition"])).max_offset
+                    own = leader_epoch(session.gateway.routes_table, name, number)
+                    answer["end_offset"] = (await session.gateway.consumer.bounds(name, number)).max_offset
+                    answer["leader_epoch"] = max(0, min(one["leader_epoch"], own))
                 except Exception as error:
                     answer["error_code"] = code_of(error)
             partitions.append(answer)

@@ -21,8 +21,7 @@ FLEXIBLE = 9
 _LOG_START_FROM, _MESSAGE_FROM = 5, 8
 
 _I16, _I32 = struct.Struct(">h"), struct.Struct(">i")
-_ANSWER = struct.Struct(">ihqq")
-_LOG_START = struct.Struct(">q")
+_ANSWER, _ANSWER_WITH_START = struct.Struct(">ihqq"), struct.Struct(">ihqqq")
 _UNKNOWN = -1
 
 
@@ -93,14 +92,24 @@ def write_produced(topics: Sequence[tuple[str, Sequence[Produced]]], version: in
     """The response's message."""
     flexible = version >= FLEXIBLE
 
+    answer, answer_with_start = _ANSWER.pack, _ANSWER_WITH_START.pack
+    no_errors = bytearray()
+    write_count(no_errors, 0, flexible)
+    no_message = bytearray()
+    write_text(no_message, None, flexible)
+
     def write(out: bytearray, one: Produced) -> tuple[()]:
         partition, error_code, base_offset, log_start_offset, message = one
-        out += _ANSWER.pack(partition, error_code, base_offset, _UNKNOWN)
-        if version >= _LOG_START_FROM:
-            out += _LOG_START.pack(log_start_offset)
+        if version < _LOG_START_FROM:
+            out += answer(partition, error_code, base_offset, _UNKNOWN)
+            return ()
+        out += answer_with_start(partition, error_code, base_offset, _UNKNOWN, log_start_offset)
         if version >= _MESSAGE_FROM:
-            write_count(out, 0, flexible)
-            write_text(out, message, flexible)
+            out += no_errors
+            if message is None:
+                out += no_message
+            else:
+                write_text(out, message, flexible)
         return ()
 
     return b"".join(write_topics(bytearray(), topics, write, flexible, end=_I32.pack(0)))

@@ -19,9 +19,9 @@ from gateway.routing.base import UnknownPartition
 from gateway.surfaces.http.answer_memory import SMALL_BYTES, Allowance
 from gateway.surfaces.kafka import errors
 from gateway.surfaces.kafka.errors import code_of
-from gateway.surfaces.kafka.fetch import FetchRequest, PartitionBatches, PartitionFetch, read_fetch, write_fetched
-from gateway.surfaces.kafka.frames import Header
-from gateway.surfaces.kafka.produce import PartitionRecords, Produced, read_produce, write_produced
+from gateway.surfaces.kafka.fetch import FetchRequest, PartitionBatches, PartitionFetch, write_fetched
+from gateway.surfaces.kafka.nodes import refusal
+from gateway.surfaces.kafka.produce import PartitionRecords, Produced, ProduceRequest, write_produced
 from gateway.surfaces.kafka.schema import Message
 from gateway.surfaces.kafka.session import Session
 from gateway.surfaces.kafka.trail import record
@@ -63,25 +63,29 @@ class Producing:
     def __init__(
         self,
         session: Session,
-        header: Header,
-        frame: memoryview,
+        version: int,
+        request: ProduceRequest,
         done: Callable[[Iterable[Buffer] | None], None],
-        *,
-        partitions_max: int | None = None,
     ) -> None:
-        """Raises Malformed, and TooMany when it names more than `partitions_max`."""
         self._session = session
-        self._version = header.version
+        self._version = version
         self._done = done
-        self._request = request = read_produce(frame, header.at, header.version, partitions_max)
+        self._request = request
         self._answers: list[tuple[str, list[Produced]]] = [(topic, []) for topic, _ in request.topics]
         self._open_count = 1  # the one is for having begun all
         self._opened: list[asyncio.Task[Sequence[Receipt]]] = []
         self._checked: dict[int, tuple[int, Sequence[int]]] = {}  # by the id of its place in the request
-        size = sum(max(len(one.records or b""), _PARTITION_BYTES) for _, parts in request.topics for one in parts)
-        self._has_long = any(_may_be_long(one) for _, parts in request.topics for one in parts)
-        self.takes_turns = (
-            size > TURN_BYTES or self._has_long or any(self._is_opened(topic) for topic, _ in request.topics)
+        self._is_in_turns = False
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether to begin all appends takes more than a turn of the event loop. Of a request of some partitions."""
+        topics = self._request.topics
+        size = sum(max(len(one.records or b""), _PARTITION_BYTES) for _, parts in topics for one in parts)
+        return (
+            size > TURN_BYTES
+            or any(_may_be_long(one) for _, parts in topics for one in parts)
+            or any(self._is_opened(topic) for topic, _ in topics)
         )
 
     def _is_opened(self, topic: str) -> bool:
@@ -98,8 +102,9 @@ class Producing:
     async def begin_in_turns(self) -> None:
         """As `begin`, with others' turns in between. Batches that are opened are stored on return: they have no other
         way to keep their order."""
-        for topic, partitions in self._request.topics if self._has_long else ():
-            for one in partitions:
+        self._is_in_turns = True
+        async for topic, partitions in few_a_turn(self._request.topics):
+            async for one in few_a_turn(partitions):
                 await self._check_long(topic, one)
         unseen_bytes = 0
         for size in self._steps():
@@ -120,27 +125,29 @@ class Producing:
 
     def _steps(self) -> Iterator[int]:
         request = self._request
-        refusal = errors.NONE
+        refused = errors.NONE
         if request.is_transactional:
-            refusal = errors.UNSUPPORTED_VERSION
+            refused = errors.UNSUPPORTED_VERSION
         elif request.acks not in _ACKS:
-            refusal = errors.INVALID_REQUIRED_ACKS
+            refused = errors.INVALID_REQUIRED_ACKS
         for (topic, partitions), (_, answers) in zip(request.topics, self._answers, strict=True):
-            topic_refusal = refusal
-            if not refusal and not self._session.may(Permission.SEND, topic=topic):
+            topic_refusal = refused
+            if not refused and not self._session.may(Permission.SEND, topic=topic):
                 topic_refusal = errors.TOPIC_AUTHORIZATION_FAILED
             for number, one in enumerate(partitions):
-                if topic_refusal:
-                    answers.append(Produced(one.partition, topic_refusal, _NO_OFFSET, _NO_OFFSET, None))
+                if code := topic_refusal or refusal(self._session, topic, one.partition):
+                    answers.append(Produced(one.partition, code, _NO_OFFSET, _NO_OFFSET, None))
                 else:
                     self._begin_one(topic, one, answers, number)
                 yield max(len(one.records or b""), _PARTITION_BYTES)
+            if not partitions:
+                yield _PARTITION_BYTES
         self._end_one()
 
     def _begin_one(self, topic: str, one: PartitionRecords, answers: list[Produced], number: int) -> None:
         producer = self._session.gateway.producer
         acks = _ACKS[self._request.acks]
-        if self.takes_turns and self._is_opened(topic):
+        if self._is_in_turns and self._is_opened(topic):
             self._begin_opened(topic, one, answers, number, acks)
             return
         try:
@@ -219,13 +226,12 @@ def _refused(partition: int, error: Exception) -> Produced:
 # ------------------------------------------------------------------------------------------------------ Fetch
 
 
-async def fetch(session: Session, header: Header, frame: memoryview, allowance: Allowance) -> Iterable[Buffer]:
-    """The response to a Fetch request: at once when there are `min_bytes` or something is wrong, else when there are,
-    or after the longest wait. Raises Malformed."""
+async def fetch(session: Session, version: int, request: FetchRequest, allowance: Allowance) -> Iterable[Buffer]:
+    """The response to a Fetch request, to be written by who goes through it: at once when there are `min_bytes` or
+    something is wrong, else when there are, or after the longest wait."""
     gateway = session.gateway
-    request = read_fetch(frame, header.at, header.version)
     if request.session_id:
-        return write_fetched((), header.version, error_code=errors.FETCH_SESSION_ID_NOT_FOUND)
+        return write_fetched((), version, error_code=errors.FETCH_SESSION_ID_NOT_FOUND)
     wait_ms = min(max(0, request.max_wait_ms), gateway.limits.timeout_ms_max)
     until_s = monotonic() + wait_ms / 1000
     if session.is_short_of_room:  # else those who read nothing would have the disk read for them all the time
@@ -247,13 +253,14 @@ async def fetch(session: Session, header: Header, frame: memoryview, allowance: 
                 topics = [(name, [one._replace(batches=()) for one in found]) for name, found in topics]
             else:
                 gateway.stats.kafka.fetched_byte_count += size
-            return write_fetched(topics, header.version)
+            return write_fetched(topics, version)
         allowance.release()
         woken = asyncio.Event()
         gateway.stats.long_poll_count += 1
         try:
-            with gateway.consumer.watching(tails, woken.set), when_set(gateway.draining, woken.set):
-                await is_set_within(woken, left_s)
+            async with gateway.consumer.watching(tails, woken.set):
+                with when_set(gateway.draining, woken.set):
+                    await is_set_within(woken, until_s - monotonic())
         finally:
             gateway.stats.long_poll_count -= 1
 
@@ -265,7 +272,7 @@ async def _read_all(session: Session, request: FetchRequest, room_bytes: int) ->
     """What there is of all partitions, its bytes, whether something is wrong, and the ends of what was read to its
     end."""
     topics: _Topics = []
-    tails: list[Tail] = []
+    tails: dict[Tail, None] = {}  # each once, however often a request names its partition
     size, has_error, seen_count = 0, False, 0
     is_end = session.gateway.consumer.is_end
     for topic, wanted in request.topics:
@@ -274,21 +281,23 @@ async def _read_all(session: Session, request: FetchRequest, room_bytes: int) ->
         for one in wanted:
             if not is_allowed:
                 found.append(_nothing(one.partition, errors.TOPIC_AUTHORIZATION_FAILED))
+            elif code := refusal(session, topic, one.partition, one.leader_epoch):
+                found.append(_nothing(one.partition, code))
             elif is_end(topic, one.partition, one.offset):
                 found.append(PartitionBatches(one.partition, errors.NONE, one.offset, _NO_OFFSET, ()))
-                tails.append(Tail(topic, one.partition, one.offset))
+                tails[Tail(topic, one.partition, one.offset)] = None
             else:
                 batches = await _read(session, topic, one, room_bytes - size)
                 found.append(batches)
                 if not batches.error_code:
-                    tails.append(Tail(topic, one.partition, batches.end))
+                    tails[Tail(topic, one.partition, batches.end)] = None
                 size += sum(map(len, batches.batches))
             seen_count += 1
             if seen_count % ITEMS_PER_TURN == 0:
                 await others_turn()
             has_error = has_error or found[-1].error_code != errors.NONE
         topics.append((topic, found))
-    return topics, size, has_error, tails
+    return topics, size, has_error, list(tails)
 
 
 async def _read(session: Session, topic: str, one: PartitionFetch, room_bytes: int) -> PartitionBatches:
@@ -345,6 +354,8 @@ async def delete_records(session: Session, version: int, request: Message) -> Me
             answer: Message = {"partition_index": number, "low_watermark": _NO_OFFSET}
             if not session.may(Permission.DELETE, topic=name):
                 answer["error_code"] = errors.TOPIC_AUTHORIZATION_FAILED
+            elif code := refusal(session, name, number):
+                answer["error_code"] = code
             else:
                 try:
                     answer |= await _delete_before(session, name, number, one["offset"])

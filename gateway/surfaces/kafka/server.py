@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from time import monotonic
@@ -34,14 +34,17 @@ async def serving_kafka(
     *,
     ssl_context: ssl.SSLContext | None,
     backlog: int,
+    on_group_gone: list[Callable[[str], None]],
 ) -> AsyncIterator[None]:
-    """Serve Kafka clients on bound sockets, by the name of their listener. On leaving, accept no more, let requests
-    that are being served end, and close all connections."""
+    """Serve Kafka clients on bound sockets, by the name of their listener. `on_group_gone`: who is told of groups that
+    go to other nodes. On leaving, accept no more, let requests that are being served end, and close all
+    connections."""
     if not sockets:
         yield
         return
     loop = asyncio.get_running_loop()
     groups, service = KafkaGroups(gateway.groups), Service()
+    on_group_gone.append(groups.forget)
     connections: set[KafkaConnection] = set()
     access = NOBODY if gateway.authenticator.is_required else OPEN
 

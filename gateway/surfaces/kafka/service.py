@@ -5,28 +5,30 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import TypeVar
 
-from gateway.api.turns import ITEMS_PER_TURN
+from gateway.api.turns import ITEMS_PER_TURN, aside
 from gateway.surfaces.http.answer_memory import SMALL_BYTES, Allowance
 from gateway.surfaces.http.reading import let_go
 from gateway.surfaces.kafka import acls, group_requests, metadata, offsets, records, sasl, topics
 from gateway.surfaces.kafka import apis as api
 from gateway.surfaces.kafka.apis import APIS
 from gateway.surfaces.kafka.connection import Answer, Done
+from gateway.surfaces.kafka.fetch import read_fetch
 from gateway.surfaces.kafka.frames import Header
-from gateway.surfaces.kafka.produce import TooMany
+from gateway.surfaces.kafka.produce import TooMany, read_produce
 from gateway.surfaces.kafka.records import Producing
 from gateway.surfaces.kafka.schema import Message, decode, encode
 from gateway.surfaces.kafka.session import Session
 from store.limits import KiB, MiB
 from store.turns import others_turn
 
-T = TypeVar("T")
 Handler = Callable[[Session, int, Message], Awaitable[Message]]
 
 IN_LOOP_BYTES = 16 * KiB
 """Requests up to this size are read, and their responses written, in the event loop: a millisecond or two."""
+
+PRODUCED_IN_LOOP = 2 * ITEMS_PER_TURN
+"""Partitions of a Produce request, however many bytes they have, that is read in the event loop."""
 
 LARGE_AT_ONCE = 2
 """Larger ones that are served at a time, but for those that wait for others: each may be 20,000 elements, which take
@@ -74,9 +76,10 @@ class Service:
     def begin_produce(self, session: Session, header: Header, frame: memoryview, done: Done) -> bool:
         """See `Served.begin_produce`."""
         try:
-            producing = Producing(session, header, frame, done, partitions_max=2 * ITEMS_PER_TURN)
+            request = read_produce(frame, header.at, header.version, PRODUCED_IN_LOOP)
         except TooMany:
             return False
+        producing = Producing(session, header.version, request, done)
         if producing.takes_turns:
             return False
         producing.begin()
@@ -85,7 +88,12 @@ class Service:
     async def serve_produce(self, session: Session, header: Header, frame: memoryview, done: Done) -> None:
         """See `Served.serve_produce`."""
         await others_turn()
-        await Producing(session, header, frame, done).begin_in_turns()
+        read = partial(read_produce, frame, header.at, header.version)
+        try:
+            request = read(PRODUCED_IN_LOOP)
+        except TooMany:
+            request = await aside(read, is_long=True)
+        await Producing(session, header.version, request, done).begin_in_turns()
 
     async def serve(self, session: Session, header: Header, frame: memoryview, answer: Answer) -> None:
         """See `Served.serve`."""
@@ -96,29 +104,31 @@ class Service:
             await self._serve(session, header, frame, answer)
 
     async def _serve(self, session: Session, header: Header, frame: memoryview, answer: Answer) -> None:
-        if len(frame) > IN_LOOP_BYTES:
+        version, is_large = header.version, len(frame) > IN_LOOP_BYTES
+        if is_large:
             await others_turn()
         if header.key == api.FETCH:
             gateway = session.gateway
             answer.allowance = Allowance(gateway.stats.answers, session.payer, gateway.limits.answering_bytes_max)
-            answer.buffers = list(await records.fetch(session, header, frame, answer.allowance))
+            wanted = await aside(partial(read_fetch, frame, header.at, version), is_long=is_large)
+            buffers = await records.fetch(session, version, wanted, answer.allowance)
+            answer.buffers = await aside(partial(list, buffers), is_long=is_large)
             return
-        version = header.version
         if header.key == api.API_VERSIONS:
             version, message = metadata.api_versions(version)
         else:
-            request = await _turned(
+            request = await aside(
                 partial(decode, f"{APIS[header.key].name}Request", version, frame, header.at),
-                is_large=len(frame) > IN_LOOP_BYTES,
+                is_long=is_large,
             )
             if header.key == api.SASL_AUTHENTICATE:
                 message, goes_on = await sasl.sasl_authenticate(session, version, request)
                 answer.is_last = not goes_on
             else:
                 message = await HANDLERS[header.key](session, version, request)
-        encoded = await _turned(
+        encoded = await aside(
             partial(encode, f"{APIS[header.key].name}Response", version, message),
-            is_large=len(frame) > IN_LOOP_BYTES or header.key in _LISTS,
+            is_long=is_large or header.key in _LISTS,
         )
         if len(encoded) > LARGE_BYTES:
             for rows in message.values():
@@ -142,9 +152,3 @@ OBJECTS_FACTOR = 4
 _WAITING = frozenset((api.FETCH, api.JOIN_GROUP, api.SYNC_GROUP))
 _LISTS = frozenset((api.METADATA, api.OFFSET_FETCH, api.DESCRIBE_GROUPS, api.LIST_GROUPS, api.DESCRIBE_CONFIGS))
 """Their responses may be large, however small the request."""
-
-
-async def _turned(work: Callable[[], T], *, is_large: bool) -> T:
-    """What is worked out here, or, when it may take long, in a thread, between whose steps the event loop has its
-    turns."""
-    return await asyncio.to_thread(work) if is_large else work()

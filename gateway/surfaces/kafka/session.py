@@ -11,9 +11,6 @@ from gateway.surfaces.http.admission import payer_of
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.kafka.groups import KafkaGroups
 
-NODE_ID = 0
-"""Of the one node there is."""
-
 
 @dataclass(slots=True)
 class Session:

@@ -11,15 +11,17 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
+from gateway.api.cluster import ALONE_NUMBER, own_number
 from gateway.api.turns import ACTS_PER_TURN, few_a_turn
 from gateway.auth.access import Permission
+from gateway.cluster.metadata import MetadataError
 from gateway.codec.topic_configs import CONFIG_ILLEGAL, KAFKA_NAMES, kafka_changes, kafka_text
 from gateway.errors import RequestError
 from gateway.routing.base import TopicView, topic_id_of
 from gateway.surfaces.kafka import errors
 from gateway.surfaces.kafka.errors import code_of
 from gateway.surfaces.kafka.schema import Message
-from gateway.surfaces.kafka.session import NODE_ID, Session
+from gateway.surfaces.kafka.session import Session
 from gateway.surfaces.kafka.trail import record
 from store.errors import IllegalTopic, StoreError, TopicExists
 from store.limits import BATCH_BYTES_MAX
@@ -47,13 +49,13 @@ async def _outcome(
         await work()
     except _Refused as refusal:
         code, message = refusal.code, str(refusal)
-    except (StoreError, RequestError) as error:
+    except (StoreError, RequestError, MetadataError) as error:
         code, message = _code_of(error), str(error)
     await record(session, action, {"topic": topic}, code, **details)
     return code, message
 
 
-def _code_of(error: StoreError | RequestError) -> int:
+def _code_of(error: StoreError | RequestError | MetadataError) -> int:
     if isinstance(error, RequestError) and error.error_code == CONFIG_ILLEGAL:
         return errors.INVALID_CONFIG
     if isinstance(error, TopicExists):
@@ -69,6 +71,16 @@ def _code_of(error: StoreError | RequestError) -> int:
 def _check(session: Session, permission: Permission, topic: str) -> None:
     if not session.may(permission, topic=topic):
         raise _Refused(errors.TOPIC_AUTHORIZATION_FAILED, f"Not allowed: {permission.value} topic {topic[:200]}.")
+
+
+def _check_assigned(session: Session, assignments: Iterable[Message]) -> None:
+    """Raises _Refused for partitions that are to be on certain nodes, but for those of a server that is alone."""
+    if session.gateway.cluster is None:
+        if any(one["broker_ids"] != [ALONE_NUMBER] for one in assignments):
+            raise _Refused(errors.INVALID_REPLICA_ASSIGNMENT, f"There is one node, {ALONE_NUMBER}.")
+    elif any(True for _ in assignments):
+        text = "New partitions are spread over the nodes that are there; move them afterwards."
+        raise _Refused(errors.INVALID_REPLICA_ASSIGNMENT, text)
 
 
 async def create_topics(session: Session, version: int, request: Message) -> Message:
@@ -101,13 +113,12 @@ async def _create_topic(
             raise _Refused(errors.INVALID_REQUEST, f"The request names topic {name} {named_count} times.")
         count = topic["num_partitions"]
         if topic["assignments"]:
-            if sorted(one["partition_index"] for one in topic["assignments"]) != list(
-                range(len(topic["assignments"]))
-            ) or any(one["broker_ids"] != [NODE_ID] for one in topic["assignments"]):
-                raise _Refused(errors.INVALID_REPLICA_ASSIGNMENT, f"There is one node, {NODE_ID}.")
+            _check_assigned(session, topic["assignments"])
             count = len(topic["assignments"])
+            if sorted(one["partition_index"] for one in topic["assignments"]) != list(range(count)):
+                raise _Refused(errors.INVALID_REPLICA_ASSIGNMENT, "Each partition from 0 on is to be assigned once.")
         elif topic["replication_factor"] not in (-1, 1):
-            raise _Refused(errors.INVALID_REPLICATION_FACTOR, "There is one node: the replication factor is 1.")
+            raise _Refused(errors.INVALID_REPLICATION_FACTOR, "A record is on one node: the replication factor is 1.")
         if count == -1:
             count = gateway.config.partitions_default
         if not 1 <= count <= gateway.limits.partitions_max:
@@ -165,8 +176,7 @@ async def create_partitions(session: Session, version: int, request: Message) ->
             view = session.gateway.routes_table.topic(name)
             if count <= view.partitions:
                 raise _Refused(errors.INVALID_PARTITIONS, f"Topic {name} has {view.partitions} partitions.")
-            if topic["assignments"] and any(one["broker_ids"] != [NODE_ID] for one in topic["assignments"]):
-                raise _Refused(errors.INVALID_REPLICA_ASSIGNMENT, f"There is one node, {NODE_ID}.")
+            _check_assigned(session, topic["assignments"] or ())
             if not request["validate_only"]:
                 await session.gateway.admin.grow_topic(name, count)
 
@@ -250,12 +260,13 @@ async def describe_configs(session: Session, version: int, request: Message) -> 
             if kind == TOPIC:
                 _check(session, Permission.DESCRIBE, name)
                 configs = _topic_configs(session, session.gateway.routes_table.topic(name))
-            elif kind == BROKER and name in ("", str(NODE_ID)):
+            elif kind == BROKER and name in ("", str(own_number(session.gateway.cluster))):
                 if not session.may(Permission.OPERATE):
                     raise _Refused(errors.CLUSTER_AUTHORIZATION_FAILED, "Not allowed: operate here.")
                 configs = _broker_configs(session)
             else:
-                raise _Refused(errors.INVALID_REQUEST, "Only topics and the node 0 have settings.")
+                own = own_number(session.gateway.cluster)
+                raise _Refused(errors.INVALID_REQUEST, f"Only topics and this node, {own}, have settings here.")
         except _Refused as refusal:
             answer |= {"error_code": refusal.code, "error_message": str(refusal)}
         except StoreError as error:

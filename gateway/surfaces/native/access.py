@@ -1,7 +1,7 @@
 """Tokens and rules: who may come in, and do what. For those with the right `access`, who grant no more than they have.
 
-A token is shown once, in the answer to the request that makes it. With `If-Match` a change is made only if nobody else
-has made one since the ETag was read; rules, which are replaced as a whole, ask for it.
+A token is shown once, in the answer to the request that makes it. With `If-Match` a change is made only if no other
+client has made one since the ETag was read; rules, which are replaced as a whole, ask for it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""`/examples/`: a page to try the server with, and the JavaScript client that it is written with.
+"""`/examples/`: a page to try the server with, a chat over light queues, and the JavaScript client that they are
+written with.
 
 All are files of the package (`gateway/examples/`), read once. `mq.js` is the bundle that `make build-js` makes of
-`clients/js`; it is kept in the repository so that nobody needs Node to run a server, and a test compares it with a
+`clients/js`; it is kept in the repository so that a server needs no Node, and a test compares it with a
 fresh build. Nothing else can be asked for: a name is looked up, never opened.
 """
 
@@ -22,7 +23,12 @@ from gateway.surfaces.http.context import Gateway
 
 HTML = "text/html"
 PAGE = "index.html"
-MEDIA_TYPES = {PAGE: f"{HTML}; charset=utf-8", "mq.js": "text/javascript; charset=utf-8"}
+CHAT = "chat.html"
+MEDIA_TYPES = {
+    PAGE: f"{HTML}; charset=utf-8",
+    CHAT: f"{HTML}; charset=utf-8",
+    "mq.js": "text/javascript; charset=utf-8",
+}
 """What is served below `/examples/`."""
 
 _INLINE = re.compile(rb"<(script|style)[^>]*>(.*?)</\1>", re.DOTALL)
@@ -71,7 +77,7 @@ def file_of(name: str) -> File:
         "X-Content-Type-Options": "nosniff",
         "Referrer-Policy": "no-referrer",
     }
-    if name == PAGE:
+    if name in (PAGE, CHAT):
         headers["Content-Security-Policy"] = _policy(body)
     return File(body, headers)
 

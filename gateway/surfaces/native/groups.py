@@ -1,4 +1,4 @@
-"""Consumer groups: what they are, how far they are, and queue mode, in which records are handed out one by one.
+"""Consumer groups: what they are, how far they are, and queue mode, in which records are leased one by one.
 
     messages:receive   records on lease, each with a receipt, to whoever asks; no instance, no membership
     messages:ack       done               messages:extend   needs more time; new receipts
@@ -24,7 +24,7 @@ from msgspec.structs import asdict
 
 from gateway.api.figures import GROUP_STEP_MS, MINUTE_MS
 from gateway.api.lease import settle
-from gateway.api.pages import page_of, read_cursor, write_cursor
+from gateway.api.pages import SORTED_IN_LOOP, page_of, read_cursor, write_cursor
 from gateway.api.render import delivered_as_list, settled_as_list
 from gateway.api.shapes import answers
 from gateway.api.shapes.base import load
@@ -47,7 +47,7 @@ from gateway.api.shapes.queries import (
     ListLeasesQuery,
     PointsQuery,
 )
-from gateway.api.turns import few_a_turn
+from gateway.api.turns import aside, few_a_turn
 from gateway.auth.access import OPEN, Permission
 from gateway.codec.message_ids import MessageId
 from gateway.codec.records import render_parts
@@ -77,7 +77,7 @@ from gateway.groups.protocol import (
 from gateway.routing.base import topic_id_of
 from gateway.surfaces.http.admission import caller_of
 from gateway.surfaces.http.answer_memory import PAGE_BYTES_MAX, RENDERED_FACTOR, no_room, size_of
-from gateway.surfaces.http.answers import array_in_turns, check_accept, json_answer, packed
+from gateway.surfaces.http.answers import check_accept, json_answer, list_answer, packed
 from gateway.surfaces.http.caller import Caller, access_of, is_visible
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.media import preferred_types
@@ -109,11 +109,12 @@ async def list_groups(gateway: Gateway, request: web.Request, _: bytes) -> web.S
     names = await _visible_groups(gateway, request, (query.q or "").lower())
     if not request.query_string:
         views = (view for name in names if (view := _view_of(groups, name)) is not None)
-        shown = await array_in_turns(_summary(request, view) for view in views)
-        return await packed(request, json_answer(request, {"groups": shown}))
+        shown = (_summary(request, view) for view in views)
+        return await packed(request, await list_answer(request, {}, "groups", shown))
     sort = query.sort or "name"
     figures = await _figures_of(gateway, names, sort)
-    page = page_of(
+    paged = partial(
+        page_of,
         names,
         lambda name: (figures.get(name, 0), name),
         sort=sort,
@@ -122,6 +123,7 @@ async def list_groups(gateway: Gateway, request: web.Request, _: bytes) -> web.S
         limit=query.limit or PAGE_ROWS_DEFAULT,
         is_sorted=sort == "name",
     )
+    page = await aside(paged, is_long=len(names) > SORTED_IN_LOOP and sort != "name")
     rows: list[answers.ListedGroup] = []
     for name in page.rows:
         if (view := _view_of(groups, name)) is not None:
@@ -245,10 +247,10 @@ async def group_lag(gateway: Gateway, request: web.Request, _: bytes) -> web.Str
     asked = None if topics is None else [topic for topic in topics.split(",") if is_visible(request, topic)]
     lags = few_a_turn(await gateway.groups.lag(group, asked), per_turn=RENDERED_A_TURN)
     rows = [row async for row in lags if is_visible(request, row.topic)]
-    shown = await array_in_turns(convert(row, answers.PartitionLag, from_attributes=True) for row in rows)
+    shown = (convert(row, answers.PartitionLag, from_attributes=True) for row in rows)
     total_lag, in_flight = sum(row.lag for row in rows), sum(row.in_flight for row in rows)
-    body = {"group": group, "total_lag": total_lag, "in_flight": in_flight, "partitions": shown}
-    return await packed(request, json_answer(request, body))
+    fields = {"group": group, "total_lag": total_lag, "in_flight": in_flight}
+    return await packed(request, await list_answer(request, fields, "partitions", shown))
 
 
 async def _lag_page(gateway: Gateway, request: web.Request, query: LagQuery) -> web.StreamResponse:
@@ -409,7 +411,7 @@ async def ack(gateway: Gateway, request: web.Request, body: bytes) -> web.Respon
 
 
 async def nack(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
-    """Give records back: to be handed out again after `delay_ms`, or as the group's back-off table says."""
+    """Give records back: to be delivered again after `delay_ms`, or as the group's back-off table says."""
     check_accept(request)
     return await _settled(gateway, request, read_shape(NackBody, body, gateway))
 

@@ -1,4 +1,5 @@
-"""Records of one light queue of a topic, long polled: an inbox, a room (docs/light-queues.md).
+"""Light queues of a topic: records of one, long polled; how far groups are in it; which there are
+(docs/light-queues.md).
 
 A light queue is one per partition, so a reader's place is a cursor: a next offset for each partition. A partition that
 the cursor does not name begins at its first record.
@@ -11,23 +12,23 @@ from collections.abc import Mapping
 
 from aiohttp import web
 
-from gateway.api.light import Found, LightReader
-from gateway.api.shapes.queries import LightQuery
+from gateway.api.light import Found, LightReader, Rendering, commit_light
+from gateway.api.pages import decode_after, encode_after
+from gateway.api.shapes.queries import CommitLightQuery, LightGroupQuery, LightQuery, ListLightQuery
 from gateway.api.tasks import is_set_within, when_set
 from gateway.auth.access import Permission
-from gateway.codec.cursors import parse_cursor, write_cursor
-from gateway.codec.records import parse_light_name, render_record
-from gateway.errors import CURSOR_ILLEGAL, RequestError
+from gateway.codec.cursors import write_cursor
+from gateway.codec.records import parse_light_name
 from gateway.routing.base import TopicView
 from gateway.surfaces.http.admission import allowance_of
 from gateway.surfaces.http.answer_memory import RENDERED_FACTOR, SMALL_BYTES
 from gateway.surfaces.http.answers import check_accept, json_answer, packed
 from gateway.surfaces.http.caller import access_of
 from gateway.surfaces.http.context import Gateway
+from gateway.surfaces.http.light import check_group, cursor_offsets, light_offsets
 from gateway.surfaces.http.reading import read_query
 from gateway.surfaces.http.rights import while_allowed
 from gateway.surfaces.native.lookup import partitions_of
-from store import record_batch
 from store.turns import others_turn
 
 
@@ -37,14 +38,16 @@ async def read_queue(gateway: Gateway, request: web.Request, _: bytes) -> web.St
     query = read_query(LightQuery, request, gateway)
     view = gateway.routes_table.topic(request.match_info["topic"])
     name = parse_light_name(request.match_info["queue"])
+    check_group(request, view, name, query.group)
     reader = LightReader(gateway.routes_table)
     partitions = partitions_of(query.partition, view)
-    offsets = await _offsets(gateway, view, query)
-    if query.from_ == "latest" and query.cursor is None:
-        offsets = reader.ends(view.name, name, partitions)
+    is_latest = query.from_ == "latest"
+    offsets = await light_offsets(
+        gateway, view, name, partitions, cursor=query.cursor, group=query.group, is_latest=is_latest
+    )
     # What comes first changes with each pull, so that a busy partition does not keep the others waiting.
     shift = sum(offsets.values()) % len(partitions)
-    wanted = {partition: offsets.get(partition, 0) for partition in (*partitions[shift:], *partitions[:shift])}
+    wanted = {partition: offsets[partition] for partition in (*partitions[shift:], *partitions[:shift])}
     allowance = allowance_of(gateway, request)
 
     async def read() -> Found:
@@ -75,15 +78,80 @@ async def read_queue(gateway: Gateway, request: web.Request, _: bytes) -> web.St
     return await packed(request, json_answer(request, answer))
 
 
-async def _offsets(gateway: Gateway, view: TopicView, query: LightQuery) -> dict[int, int]:
-    """The next offsets that the query names, by partition."""
-    if query.cursor is None:
-        return {}
-    cursor = parse_cursor(query.cursor)
-    if set(cursor.offsets) != {view.name} or max(cursor.offsets[view.name]) >= view.partitions:
-        raise RequestError(CURSOR_ILLEGAL, "cursor: not one that a pull of this topic has named")
-    await gateway.consumer.check_epoch(view, cursor.epochs.get(view.name))
-    return dict(cursor.offsets[view.name])
+async def committed_in_queue(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
+    """How far a group is in a light queue. A partition in which it has never said so is left out."""
+    check_accept(request)
+    view, name, group = _of_group(gateway, request, read_query(LightGroupQuery, request, gateway).group)
+    reader = LightReader(gateway.routes_table)
+    committed = gateway.groups.light_offsets.committed
+    shown: list[dict[str, int]] = []
+    for partition in range(view.partitions):
+        offset = committed(group, view.name, partition, name.decode())
+        if offset is not None:
+            low, high = reader.bounds(view.name, name, partition)
+            lag = max(high - max(offset, low), 0)
+            shown.append({"partition": partition, "committed": offset, "end_offset": high, "lag": lag})
+    triples = ((view.name, row["partition"], row["committed"]) for row in shown)
+    cursor = write_cursor(triples, {view.name: str(view.topic_id)}) if shown else None
+    answer = {"group": group, "topic": view.name, "queue": name.decode(), "cursor": cursor, "partitions": shown}
+    return json_answer(request, answer)
+
+
+async def commit_in_queue(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
+    """Say how far a group is in a light queue: 204. What is said last stands. Durable when answered."""
+    query = read_query(CommitLightQuery, request, gateway)
+    view, name, group = _of_group(gateway, request, query.group)
+    offsets = await cursor_offsets(gateway, view, query.cursor)
+    await commit_light(gateway.groups, gateway.routes_table, group, view.name, name, offsets)
+    return web.Response(status=204)
+
+
+async def forget_in_queue(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
+    """Forget how far a group is in a light queue: 204. Durable when answered."""
+    view, name, group = _of_group(gateway, request, read_query(LightGroupQuery, request, gateway).group)
+    await gateway.groups.light_offsets.forget(group, view.name, name.decode())
+    return web.Response(status=204)
+
+
+def _of_group(gateway: Gateway, request: web.Request, group: str) -> tuple[TopicView, bytes, str]:
+    """The topic, the light queue and the group of a request, if its caller may receive from them. Raises RequestError,
+    UnknownQueue."""
+    view = gateway.routes_table.topic(request.match_info["topic"])
+    name = parse_light_name(request.match_info["queue"])
+    check_group(request, view, name, group)
+    return view, name, group
+
+
+async def list_queues(gateway: Gateway, request: web.Request, _: bytes) -> web.StreamResponse:
+    """Light queues of a topic, in the order of their names' bytes, a page at a time. They are read from the index, and
+    never all at once."""
+    check_accept(request)
+    query = read_query(ListLightQuery, request, gateway)
+    view = gateway.routes_table.topic(request.match_info["topic"])
+    after = "" if query.cursor is None else decode_after(query.cursor)
+    names = await LightReader(gateway.routes_table).names(
+        view, (query.prefix or "").encode(), after=after.encode(), count=query.limit + 1
+    )
+    page = [name.decode() for name in names[: query.limit]]
+    next_cursor = encode_after(page[-1]) if len(names) > query.limit else None
+    return await packed(request, json_answer(request, {"queues": page, "next_cursor": next_cursor}))
+
+
+async def get_queue(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
+    """Where a light queue begins and ends in each partition in which it has records."""
+    check_accept(request)
+    view = gateway.routes_table.topic(request.match_info["topic"])
+    name = parse_light_name(request.match_info["queue"])
+    reader = LightReader(gateway.routes_table)
+    bounds = [(partition, *reader.bounds(view.name, name, partition)) for partition in range(view.partitions)]
+    shown = [
+        {"partition": partition, "beginning_offset": low, "end_offset": high}
+        for partition, low, high in bounds
+        if low < high
+    ]
+    count = sum(high - low for _, low, high in bounds)
+    answer = {"topic": view.name, "queue": name.decode(), "record_count": count, "partitions": shown}
+    return json_answer(request, answer)
 
 
 def _cursor_of(view: TopicView, before: Mapping[int, int], found: Found) -> str:
@@ -95,13 +163,12 @@ def _cursor_of(view: TopicView, before: Mapping[int, int], found: Found) -> str:
 
 
 async def _rendered(view: TopicView, name: bytes, found: Found) -> list[dict[str, object]]:
-    shown = []
+    shown: list[dict[str, object]] = []
     position = -1
-    records: list[record_batch.DecodedRecord] = []
-    for partition, (offset, entry, index) in found.records:
-        if entry.position != position:  # the records of one entry follow each other
-            position, records = entry.position, list(record_batch.decode(entry.batch))
+    rendering = Rendering()
+    for partition, record in found.records:
+        if record.entry.position != position:  # the records of one entry follow each other
+            position = record.entry.position
             await others_turn()
-        item = render_record(view.name, partition, records[index], entry, None, topic_id=view.topic_id)
-        shown.append({**item, "queue": name.decode(), "queue_offset": offset})
+        shown += rendering.of(view.name, name, partition, (record,), topic_id=view.topic_id)
     return shown

@@ -1,6 +1,6 @@
 """Finding single messages: by id, at the cost of one read; by key, tag, text or time, by looking through the log.
 
-There is no index by key: it would cost every send, and nobody but a person with a question needs it. A search reads
+There is no index by key: it would cost every send, and only a person with a question needs it. A search reads
 the partitions from a time on, passes over batches in which the key's bytes do not occur (at the speed of memory, unless
 they are compressed), and stops after SEARCH_BYTES_MAX, `limit` messages, or PAGE_BYTES_MAX of them. The answer then has
 a `next_cursor`; a page may be empty and have one. Naming the partition, or a time, is what makes a search in a large

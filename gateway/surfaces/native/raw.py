@@ -8,7 +8,7 @@ What a record has besides its value travels in the query when it is sent (key, t
 `Mq-Header-<name>` in both directions; HTTP compares names without case, so they are stored in lower case. Names and
 values are percent-encoded where HTTP would not take them as they are; a value is UTF-8 before that.
 
-A body from anybody is answered to others with the type that its sender chose, so answers say `nosniff` and are
+A client's body is answered to others with the type that its sender chose, so answers say `nosniff` and are
 sandboxed: no browser runs a stored page as one of this server's.
 """
 
@@ -205,6 +205,8 @@ def record_of(sent_headers: CIMultiDictProxy[str], query: SendRawQuery, body: by
         headers.append((CONTENT_TYPE_HEADER, _latin(content_type)))
     named = ("tag", "msg_id", "message_group", "schedule_key", "partition", "timestamp")
     fields: dict[str, object] = {name: given for name in named if (given := getattr(query, name)) is not None}
+    if query.queues is not None:
+        fields["queues"] = query.queues.split(",")
     value: bytes | None = body
     if query.tombstone == "true":
         if body:

@@ -31,7 +31,7 @@ _NAME = re.compile(NAME_PATTERN, re.ASCII)
 _ROWS_PER_TURN = 50
 """A next due time of cron takes up to 0.15 ms."""
 
-_NOT_OF_RECURRING = ("timestamp", "delay_ms", "deliver_at", "msg_id", "schedule_key", "queues")
+_NOT_OF_RECURRING = ("timestamp", "delay_ms", "deliver_at", "msg_id", "schedule_key")
 
 
 class RecurringAdmin(Protocol):
@@ -156,13 +156,14 @@ def _record(gateway: Gateway, shape: RecurringBody) -> RecurringRecord:
         raise RequestError(record.error_code, f"record: {record.message}")
     kept = RecurringRecord(
         record.key, record.value, tuple(record.headers), record.partition, record.tag, record.message_group,
-        parsed.json_values,
+        parsed.json_values, tuple(name.decode() for name in record.queues or ()),
     )  # fmt: skip
     bytes_max = gateway.limits.recurring_record_bytes_max
     if kept.size_bytes > bytes_max:
         raise RequestError(RECORD_TOO_LARGE, f"record: has {kept.size_bytes} bytes; a recurring one takes {bytes_max}")
     for refused in gateway.producer.refusals(shape.topic, (record,)).values():
         raise refused
+    gateway.producer.check_light(shape.topic, record)
     return kept
 
 
@@ -205,5 +206,10 @@ def _shown(gateway: Gateway, definition: Definition) -> dict[str, object]:
     shown = render_parts(
         record.key, record.value, record.headers, None, json_values=record.json_values, raw_keys=raw_keys
     )
-    chosen = {"partition": record.partition, "tag": record.tag, "message_group": record.message_group}
+    chosen: dict[str, object] = {
+        "partition": record.partition,
+        "tag": record.tag,
+        "message_group": record.message_group,
+        "queues": list(record.queues) or None,
+    }
     return shown | {name: given for name, given in chosen.items() if given is not None}

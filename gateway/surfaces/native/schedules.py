@@ -40,7 +40,7 @@ from gateway.auth.access import OPEN, Permission
 from gateway.codec.json_text import parse_json
 from gateway.codec.records import stored_forms
 from gateway.codec.schedule_ids import split_node, with_node
-from gateway.codec.tags import SCHEDULE_KEY_HEADER, TAG_HEADER
+from gateway.codec.tags import QUEUES_HEADER, SCHEDULE_KEY_HEADER, TAG_HEADER
 from gateway.codec.times import TIME_MS_MAX
 from gateway.errors import DELAY_ILLEGAL, LIMIT_ILLEGAL, OVERLOADED, RequestError, bad_request, invalid
 from gateway.routing.base import TopicView
@@ -129,7 +129,7 @@ SCHEDULES = web.AppKey("schedules", ScheduleAdmin)
 async def list_schedules(gateway: Gateway, request: web.Request, _: bytes) -> web.StreamResponse:
     """One page of pending schedules, in the order of acceptance, or with `order=due` the first due first.
 
-    A `key` needs its `topic`: there is no index of keys. What is accepted while somebody turns pages in the order of
+    A `key` needs its `topic`: there is no index of keys. What is accepted while a client turns pages in the order of
     due times may show some seconds later. `total` is exact; null where it would be counted anew for each page: when
     there is more than one page of a key, and behind the first page of a time range.
     A page may be short, even empty, and still have a `next_cursor`.
@@ -345,7 +345,7 @@ async def _check(gateway: Gateway, request: web.Request, schedule_id: ScheduleId
             raise _gone(Standing.UNKNOWN)
         topic_id = schedule.topic_id
     view = _topic_of(gateway, topic_id)
-    if view is None:  # deleted: nobody has rights on it any more, nor is to learn that it was there
+    if view is None:  # deleted: no client has rights on it, nor is to learn that it was there
         if not access.allows(Permission.OPERATE):
             raise _gone(Standing.UNKNOWN)
     elif access.allows(Permission.DESCRIBE, topic=view.name):
@@ -442,9 +442,9 @@ def _text(gateway: Gateway, schedule: ScheduleId) -> str:
 def _row(gateway: Gateway, schedule: Schedule, with_value: bool) -> dict[str, object]:
     picked = schedule.record
     record = picked.record
-    tag, schedule_key = (
+    tag, schedule_key, queues = (
         next((content for own, content in record.headers if own == name), None)
-        for name in (TAG_HEADER, SCHEDULE_KEY_HEADER)
+        for name in (TAG_HEADER, SCHEDULE_KEY_HEADER, QUEUES_HEADER)
     )
     view = _topic_of(gateway, schedule.topic_id)
     row: dict[str, object] = {
@@ -464,6 +464,8 @@ def _row(gateway: Gateway, schedule: Schedule, with_value: bool) -> dict[str, ob
         "size": schedule.size_bytes,
         "state": "pending",
     }
+    if queues is not None:
+        row["queues"] = orjson.Fragment(queues)
     return row | _shown("value", record.value, picked.json_values) if with_value else row
 
 

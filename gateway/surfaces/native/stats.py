@@ -1,4 +1,4 @@
-"""What runs through the server: one look, or one a second for as long as somebody watches. Costs what it weighs."""
+"""What runs through the server: one look, or one a second for as long as a client watches."""
 
 from __future__ import annotations
 

@@ -8,22 +8,24 @@ first two are `retention.ms` and `max.message.bytes`; what was not chosen is lef
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from aiohttp import web
 from msgspec import UNSET
 from msgspec.structs import asdict
 
-from gateway.api.pages import SortKey, page_of
+from gateway.api.pages import SORTED_IN_LOOP, SortKey, page_of
 from gateway.api.shapes import answers
 from gateway.api.shapes.base import load
 from gateway.api.shapes.queries import PAGE_ROWS_DEFAULT, ListTopicsQuery, OffsetsQuery
 from gateway.api.shapes.topics import NewTopicBody, StrimziTopicBody, TopicChangesBody, TopicSettings
 from gateway.api.topic_figures import TopicFigure, TopicFigures
+from gateway.api.turns import aside
 from gateway.auth.access import Permission
 from gateway.codec.topic_configs import kafka_changes
 from gateway.errors import invalid
 from gateway.routing.base import TopicView
-from gateway.surfaces.http.answers import array_in_turns, check_accept, json_answer, packed
+from gateway.surfaces.http.answers import check_accept, json_answer, list_answer, packed
 from gateway.surfaces.http.caller import access_of, visible_topics
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.reading import json_object, read_query, read_shape, topic_in
@@ -113,7 +115,7 @@ async def list_topics(gateway: Gateway, request: web.Request, _: bytes) -> web.S
     query = read_query(ListTopicsQuery, request, gateway)
     if not request.query_string:
         rows = map(_native, await visible_topics(gateway, request))
-        return await packed(request, json_answer(request, {"topics": await array_in_turns(rows)}))
+        return await packed(request, await list_answer(request, {}, "topics", rows))
     sort = query.sort or "name"
     views = await visible_topics(gateway, request, (query.q or "").lower())
     figures = request.app[TOPIC_FIGURES]
@@ -124,7 +126,8 @@ async def list_topics(gateway: Gateway, request: web.Request, _: bytes) -> web.S
         figure = (view.partitions if sort == "partitions" else 0) if known is None else getattr(known, sort)
         return figure, view.name
 
-    page = page_of(
+    paged = partial(
+        page_of,
         views,
         key,
         sort=sort,
@@ -133,6 +136,7 @@ async def list_topics(gateway: Gateway, request: web.Request, _: bytes) -> web.S
         limit=query.limit or PAGE_ROWS_DEFAULT,
         is_sorted=sort == "name",
     )
+    page = await aside(paged, is_long=len(views) > SORTED_IN_LOOP and sort != "name")
     now = await figures.of(page.rows)
     listed = [_listed(view, now[view.topic_id]) for view in page.rows if view.topic_id in now]
     body = answers.TopicPage(next_cursor=page.next_cursor, total=page.total, topics=listed)

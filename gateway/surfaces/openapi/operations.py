@@ -360,7 +360,12 @@ _OPS: dict[str, Operation] = {
     ),
     "example_file": Operation(
         tag="Operations",
-        answers={200: Answer(description="A file of that page.", content={"text/javascript": STRING})},
+        answers={
+            200: Answer(
+                description="A file of that page, or another page.",
+                content={"text/html": STRING, "text/javascript": STRING},
+            )
+        },
         errors=(404,),
     ),
 }
@@ -476,6 +481,42 @@ _READ: dict[str, Operation] = {
         answers={200: _json("Records of a light queue.", ref("QueueRecords"), "Vary", "Content-Encoding")},
         errors=(*QUERY, *PARTITION, 40050, 40953, 40963, 42251, *READS),
     ),
+    "follow_queue": Operation(
+        tag="Read",
+        headers=("Last-Event-ID",),
+        answers={
+            200: Answer(
+                description="Records of a light queue as they come, for as long as the client stays.",
+                content={EVENTS_TYPE: EVENT, LINES_TYPE: lines(ref("StreamLine"))},
+            )
+        },
+        errors=(*QUERY, *PARTITION, 40050, 40953, 40963, 42251, 42950, *READS),
+    ),
+    "committed_in_queue": Operation(
+        tag="Read",
+        answers={200: _json("How far the group is.", ref("LightOffsets"))},
+        errors=(*QUERY, *TOPIC, 40002, 40963, 42251, *READS),
+    ),
+    "commit_in_queue": Operation(
+        tag="Read",
+        answers={204: _nothing("Committed.")},
+        errors=(*QUERY, *PARTITION, 40002, 40050, 40953, 40963, 41601, 42251, 42950, *READS, *WRITES),
+    ),
+    "forget_in_queue": Operation(
+        tag="Read",
+        answers={204: _nothing("Forgotten.")},
+        errors=(*QUERY, *TOPIC, 40002, 42251, *WRITES),
+    ),
+    "get_queue": Operation(
+        tag="Read",
+        answers={200: _json("Where the light queue begins and ends.", ref("LightQueue"))},
+        errors=(*TOPIC, 40963, 42251, *READS),
+    ),
+    "list_queues": Operation(
+        tag="Read",
+        answers={200: _json("A page of names.", ref("LightQueues"), "Vary", "Content-Encoding")},
+        errors=(*QUERY, *TOPIC, 40050, 40963, *READS),
+    ),
     "find_messages": Operation(
         tag="Read",
         answers={200: _json("A page of messages.", ref("FoundMessages"), "Vary", "Content-Encoding")},
@@ -577,7 +618,7 @@ _RECURRING: dict[str, Operation] = {
             200: _json("It was there; this is how it is now.", ref("Recurring")),
             201: _json("It is new.", ref("Recurring")),
         },
-        errors=(400, 422, 404, *TOPIC, 40402, 41350, 42250, 42251, 42950, *WRITES),
+        errors=(400, 422, 404, *TOPIC, 40402, 40963, 41350, 42250, 42251, 42950, *WRITES),
     ),
     "delete_recurring": Operation(
         tag="Recurring schedules",

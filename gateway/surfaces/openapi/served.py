@@ -1,4 +1,4 @@
-"""`/openapi.json`, `/asyncapi.json` and `/docs`: made when somebody asks for the first time, and kept.
+"""`/openapi.json`, `/asyncapi.json` and `/docs`: made at the first request, and kept.
 
 The page is whole in itself: no script, style, font or picture comes from anywhere else, and its headers forbid it.
 """

@@ -185,6 +185,9 @@ def pushes() -> dict[str, Schema]:
             "attempt": integer(1),
             "visible_until": TIME_MS,
             "message_group": STRING,
+            "queue": said(STRING, "The light queue that was subscribed to."),
+            "queue_offset": said(COUNT, "In that queue; `offset` is the partition's."),
+            "queues": said(array(STRING), "With a wildcard: the light queues whose names match."),
         },
     )
     numbered = {"sub": SUB, "seq": said(COUNT, "Frames of a subscription are numbered from 1."), "bytes": COUNT}

@@ -17,7 +17,7 @@ from aiohttp import hdrs, web
 from gateway.brokers.base import Broker
 from gateway.cluster import peer_wire
 from gateway.cluster.peer import CODE_HEADER, HEAD_CODE_HEADER, MESSAGE_BYTES_MAX, PATH, STAMP_HEADER
-from gateway.cluster.peer_auth import NotAuthentic, Secret, SeenRequests, check_code, parse_stamp
+from gateway.cluster.peer_auth import NotAuthentic, Secret, SeenRequests, Stamp, check_code, parse_stamp
 from gateway.cluster.peer_wire import Batches, Head
 from store.clock import Clock
 from store.errors import StoreError, UnknownQueue
@@ -34,7 +34,7 @@ REFUSED_LOG_INTERVAL_S = 10.0
 """How often a line about refused requests is written."""
 
 FORGET_S = 60.0
-"""Changes of a topic that nobody has asked for this long are not noted any more."""
+"""Changes of a topic that was not asked for this long are not noted any more."""
 
 
 async def _nothing(_: object) -> None:
@@ -112,17 +112,30 @@ class PeerService:
     async def _answer(self, request: web.Request) -> web.Response:
         try:
             stamp = parse_stamp(request.headers.get(STAMP_HEADER, ""))
-            head_code = self._secret.head_code(stamp, request.path, request.content_length or 0)
-            check_code(head_code, request.headers.get(HEAD_CODE_HEADER, ""))
+            secret, head_code = self._secret_of(request, stamp)
             self._seen.check(stamp, self._clock.now_ms())
             body = await request.read()
-            code = self._secret.request_code(head_code, body)
+            code = secret.request_code(head_code, body)
             check_code(code, request.headers.get(CODE_HEADER, ""))
         except NotAuthentic as error:
             self._refused(request, error)
             return web.Response(status=401)
         answer = await self.done(request.match_info["operation"], body)
-        return web.Response(body=answer, headers={CODE_HEADER: self._secret.answer_code(code, 200, answer)})
+        return web.Response(body=answer, headers={CODE_HEADER: secret.answer_code(code, 200, answer)})
+
+    def _secret_of(self, request: web.Request, stamp: Stamp) -> tuple[Secret, str]:
+        """The secret that made a request's head, and its code. Raises NotAuthentic when none that is accepted did."""
+        refused: NotAuthentic | None = None
+        for secret in self._secret.accepted:
+            code = secret.head_code(stamp, request.path, request.content_length or 0)
+            try:
+                check_code(code, request.headers.get(HEAD_CODE_HEADER, ""))
+            except NotAuthentic as error:
+                refused = error
+            else:
+                return secret, code
+        assert refused is not None
+        raise refused
 
     def _refused(self, request: web.Request, error: NotAuthentic) -> None:
         self.refused_count += 1

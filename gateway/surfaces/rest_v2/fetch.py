@@ -5,7 +5,7 @@ in one answer of any length, sent as fast as the client reads.
 An answer that is larger than WHOLE_BYTES_MAX (batches: WHOLE_BATCHES_BYTES_MAX) is sent in pieces. Where it ends is
 settled before, as the headers name the offset behind it: the same entries are read twice, the first time only to know
 their sizes. An error in the middle ends the connection, so the client sees that the answer is incomplete. While much
-memory is taken by answers that nobody reads, answers end earlier than asked (`http/answer_memory.py`).
+memory is taken by answers that their clients do not read, answers end earlier than asked (`http/answer_memory.py`).
 
 With a filter, what does not match is passed over in the index. A read that looks at much and finds nothing answers with
 no record and a later Mq-Next-Offset, so that the work of one request is bounded.
@@ -17,6 +17,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import orjson
 from aiohttp import hdrs, web
@@ -25,12 +26,14 @@ from gateway.api.errors import error_of
 from gateway.api.read import AtTime, Fetched, OffsetSpec
 from gateway.api.shapes.queries import FetchQuery
 from gateway.auth.access import Permission
+from gateway.brokers.base import BrokerUnreachable
 from gateway.codec.filters import TagFilter, parse_filter
 from gateway.codec.records import render_records
 from gateway.codec.texts import Texts, render_texts
 from gateway.errors import EPOCH_CHANGED, OFFSET_OUT_OF_RANGE, RequestError, draining, invalid
+from gateway.routing.patience import patiently
 from gateway.surfaces.http.admission import allowance_of
-from gateway.surfaces.http.answer_memory import RENDERED_FACTOR, SMALL_BYTES, WHOLE_BYTES_MAX
+from gateway.surfaces.http.answer_memory import RENDERED_FACTOR, SMALL_BYTES, WHOLE_BYTES_MAX, Allowance
 from gateway.surfaces.http.answers import packed
 from gateway.surfaces.http.buffers_body import body_of
 from gateway.surfaces.http.caller import access_of
@@ -185,8 +188,12 @@ async def _in_pieces(
             if pull.start >= end:
                 return await answer.end()
             access_of(request).check(Permission.RECEIVE, topic=pull.topic)
-            room_bytes = await answer.allowance.begin(PIECE_BYTES)
-            entries = await _next_entries(gateway, pull, end, room_bytes)
+            try:
+                room_bytes, entries = await _next_entries(gateway, pull, end, answer.allowance)
+            except BrokerUnreachable as error:
+                room_bytes, entries = await patiently(
+                    partial(_next_entries, gateway, pull, end, answer.allowance), error
+                )
             made, next_offset = await _taken(gateway, pull, entries, room_bytes, end=end)
             del entries
     except ConnectionError:
@@ -222,20 +229,26 @@ def _array(texts: list[Buffer]) -> list[Buffer]:
     return buffers
 
 
-async def _next_entries(gateway: Gateway, pull: _Pull, end: int, room_bytes: int) -> list[Entry]:
-    """Entries from `start` on. Raises RequestError when they are not there any more."""
-    fetched = await gateway.consumer.fetch(
-        pull.topic,
-        pull.partition,
-        pull.start,
-        max_bytes=room_bytes if pull.is_raw else room_bytes // RENDERED_FACTOR,
-        end_offset=end,
-    )
+async def _next_entries(gateway: Gateway, pull: _Pull, end: int, allowance: Allowance) -> tuple[int, list[Entry]]:
+    """Entries from `start` on, and the room for what they become. Raises RequestError when they are not there any more;
+    BrokerUnreachable, and then no room is held."""
+    room_bytes = await allowance.begin(PIECE_BYTES)
+    try:
+        fetched = await gateway.consumer.fetch(
+            pull.topic,
+            pull.partition,
+            pull.start,
+            max_bytes=room_bytes if pull.is_raw else room_bytes // RENDERED_FACTOR,
+            end_offset=end,
+        )
+    except BrokerUnreachable:
+        allowance.release()
+        raise
     if gateway.routes_table.topic(pull.topic).topic_id != pull.topic_id:
         raise RequestError(EPOCH_CHANGED, f"Topic {pull.topic} was deleted and made again.")
     if not fetched.entries:
         _reset(None, pull.start, fetched)
-    return fetched.entries
+    return room_bytes, fetched.entries
 
 
 async def _extent(gateway: Gateway, pull: _Pull, fetched: Fetched, next_offset: int) -> tuple[int, int]:

@@ -98,17 +98,22 @@ async def produce(gateway: Gateway, request: web.Request, body: bytes) -> web.Re
         offsets = orjson.dumps({"offsets": [batch_receipt_as_json(receipt) for receipt in batches]})
     elif fmt is None:
         # Each fires alone: from here on they are records, not batches.
-        singles = receipts = await gateway.producer.produce(
-            topic,
-            delayed(await _unpacked(body, gateway.limits.records_per_request_max), due),
-            partition=partition,
-            json_values=False,
-            acks=acks,
-            selector=selector,
-            identity=identity,
-            sequence=sequence,
-            expected_offset=expected,
-        )
+        records = await _unpacked(body, due, gateway.limits.records_per_request_max)
+        try:
+            singles = receipts = await gateway.producer.produce(
+                topic,
+                records,
+                partition=partition,
+                json_values=False,
+                acks=acks,
+                selector=selector,
+                identity=identity,
+                sequence=sequence,
+                expected_offset=expected,
+                gives_way=True,
+            )
+        finally:
+            await let_go(records, _ITEM_BYTES * sum(1 + len(record.headers) for record in records))
         offsets = rendered_receipts(singles)
     else:
         records_max = gateway.limits.records_per_request_max
@@ -146,6 +151,7 @@ async def produce(gateway: Gateway, request: web.Request, body: bytes) -> web.Re
                     identity=identity,
                     sequence=sequence,
                     expected_offset=expected,
+                    gives_way=True,
                 )
             except (RequestError, UnknownPartition):  # nothing was stored
                 if is_whole or not isinstance(sent, list) or len(sent) < 2:
@@ -188,8 +194,9 @@ async def _parsed(sent: object, fmt: Format, size_bytes: int, *, raw_keys: bool)
     return parsed
 
 
-async def _unpacked(body: bytes, records_max: int) -> list[ProduceRecord]:
-    """The records of raw batches laid end to end. Raises RequestError, MalformedBatch, IllegalRecord."""
+async def _unpacked(body: bytes, due: Due | None, records_max: int) -> list[ProduceRecord]:
+    """The records of raw batches laid end to end, with this due time. Raises RequestError, MalformedBatch,
+    IllegalRecord."""
     records: list[ProduceRecord] = []
     for batch in record_batch.split(body):
         header = await in_turns(record_batch.check_in_steps(batch, limited=True))
@@ -197,7 +204,7 @@ async def _unpacked(body: bytes, records_max: int) -> list[ProduceRecord]:
             raise RequestError(BATCH_REFUSED, f"More than {records_max} delayed records in one request.")
         left = record_batch.STEP_ITEMS
         for record in opened(batch, allowed=DELAYED_HEADERS):
-            records.append(record)
+            records += delayed([record], due)
             left -= 2 + 4 * len(record.headers)  # which are looked at several times
             if left <= 0:
                 left = record_batch.STEP_ITEMS
@@ -234,6 +241,7 @@ async def _send_each(
 
 
 _NO_ERROR = {"error_code": None, "error": None}
+_ITEM_BYTES = 64  # of JSON take as long to free as a record of a raw batch, or one of its headers
 _TURN_RECORDS = 256  # parsed one by one between two turns of the event loop
 
 

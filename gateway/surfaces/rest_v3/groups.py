@@ -24,7 +24,7 @@ from gateway.api.turns import few_a_turn
 from gateway.auth.access import Permission
 from gateway.errors import RequestError
 from gateway.groups.protocol import GroupDescription, GroupState, GroupView, MemberView, PartitionLag
-from gateway.surfaces.http.answers import array_in_turns, json_answer
+from gateway.surfaces.http.answers import json_answer, list_answer
 from gateway.surfaces.http.caller import access_of, is_visible
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.reading import partition_in
@@ -125,9 +125,10 @@ async def list_lags(gateway: Gateway, request: web.Request, _: bytes) -> web.Res
     """The lag of a group in every partition."""
     to = links(gateway, request)
     name = request.match_info["group"]
-    rows = await array_in_turns(_lag_row(to, name, one) for one in await _lags(gateway, request))
-    body = {**to_builtins(V3Lags(to.page("consumer-groups", name, "lags"), [])), "data": rows}
-    return json_answer(request, body)
+    lags = await _lags(gateway, request)
+    rows = (_lag_row(to, name, one) for one in lags)
+    fields = to_builtins(V3Lags(to.page("consumer-groups", name, "lags"), []))
+    return await list_answer(request, fields, "data", rows)
 
 
 async def get_lag(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:

@@ -49,7 +49,7 @@ from gateway.auth.access import Permission
 from gateway.codec.topic_configs import CONFIG_ILLEGAL, KAFKA_NAMES, kafka_changes, kafka_configs, kafka_text
 from gateway.errors import PARTITION_NOT_FOUND, TOPIC_METADATA_NOT_FOUND, RequestError, bad_request
 from gateway.routing.base import TopicView
-from gateway.surfaces.http.answers import array_in_turns, check_accept, json_answer, packed
+from gateway.surfaces.http.answers import check_accept, json_answer, list_answer, packed
 from gateway.surfaces.http.caller import access_of, visible_topics
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.reading import json_object, partition_in, read_query
@@ -195,9 +195,8 @@ async def list_topics(gateway: Gateway, request: web.Request, _: bytes) -> web.S
     metadata = to.page("topics")
     if query.page_size is not None or query.page_token is not None:
         views, metadata.next = _page_of(views, query, metadata.self_)
-    rows = await array_in_turns(_topic_row(to, view.name, view.partitions) for view in views)
-    body = {**to_builtins(V3Topics(metadata, [])), "data": rows}
-    return await packed(request, json_answer(request, body))
+    rows = (_topic_row(to, view.name, view.partitions) for view in views)
+    return await packed(request, await list_answer(request, to_builtins(V3Topics(metadata, [])), "data", rows))
 
 
 def _page_of(views: list[TopicView], query: V3TopicsQuery, address: str) -> tuple[list[TopicView], str | None]:

@@ -21,10 +21,12 @@ from gateway.api.lease import Leases
 from gateway.api.render import delivered_as_json
 from gateway.api.tasks import is_set_within, when_set
 from gateway.auth.access import Access, Permission
+from gateway.brokers.base import BrokerUnreachable
 from gateway.errors import RequestError
 from gateway.groups.machines.errors import GroupFull
 from gateway.groups.protocol import Delivered, Receive
 from gateway.routing.base import topic_id_of
+from gateway.routing.patience import AGAIN_S
 from gateway.surfaces.http.answer_memory import RENDERED_FACTOR
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.rights import ended, while_allowed
@@ -128,6 +130,9 @@ class GroupStream:
                 return (await self._gateway.groups.receive(self._group, asked)).messages
         except GroupFull:
             await self._wait(FULL_WAIT_MS)
+            return ()
+        except BrokerUnreachable:  # its node restarts
+            await self._wait(round(AGAIN_S * 1000))
             return ()
 
     async def _wait_for_room(self) -> None:

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import pairwise
 
 import orjson
@@ -37,6 +37,7 @@ from gateway.api.shapes.base import text_time_ms
 from gateway.api.shapes.queries import STREAM_CREDIT_DEFAULT, FollowQuery
 from gateway.api.tasks import is_set_within, when_set
 from gateway.auth.access import Access, Permission
+from gateway.brokers.base import BrokerUnreachable
 from gateway.codec.cursors import parse_cursor, write_cursor
 from gateway.codec.filters import TagFilter, parse_filter
 from gateway.codec.records import Format, split_lines
@@ -46,6 +47,7 @@ from gateway.groups.machines.progress import Start, StartTime
 from gateway.groups.machines.subscription import TOPICS_MAX
 from gateway.groups.protocol import Receive, StartSpec
 from gateway.routing.base import UnknownPartition
+from gateway.routing.patience import AGAIN_S
 from gateway.surfaces.http.answer_memory import RENDERED_FACTOR, SMALL_BYTES
 from gateway.surfaces.http.caller import access_of
 from gateway.surfaces.http.context import Gateway
@@ -270,7 +272,14 @@ class Stream:
                 raise ended()
             if self._ready:
                 followed = self._ready.popleft()
-                if await self._advance(followed):
+                try:
+                    has_more = await self._advance(followed)
+                except BrokerUnreachable:  # its node restarts: the others go on meanwhile
+                    self._answer.allowance.release()
+                    later = asyncio.get_running_loop().call_later(AGAIN_S, self._wake, followed)
+                    followed.call_off = later.cancel
+                    continue
+                if has_more:
                     self._ready.append(followed)  # its turn comes again after the others'
                 else:
                     await self._wait_at_end(followed)
@@ -401,13 +410,16 @@ async def _all_followed(gateway: Gateway, request: web.Request, query: FollowQue
             begin = known if known is not None else "earliest" if cursor is not None else spec
             offset = await gateway.consumer.start_offset(name, number, begin, query.reset)
             all_followed.append(FollowedPartition(name, view.topic_id, number, offset))
-    _check_cursor_size(all_followed)
+    check_cursor_size((one.topic, one.topic_id, one.partition) for one in all_followed)
     return all_followed
 
 
-def _check_cursor_size(all_followed: list[FollowedPartition]) -> None:
-    size = sum(len(followed.topic) + len(str(followed.partition)) + _OFFSET_DIGITS + 3 for followed in all_followed)
-    size += sum(len(str(after.topic_id)) + 1 for before, after in pairwise(all_followed) if before.topic != after.topic)
+def check_cursor_size(followed: Iterable[tuple[str, int, int]]) -> None:
+    """Raises RequestError for topics, with their ids, and partitions whose cursor would be too long, those of one topic
+    together."""
+    all_followed = list(followed)
+    size = sum(len(topic) + len(str(partition)) + _OFFSET_DIGITS + 3 for topic, _, partition in all_followed)
+    size += sum(len(str(after[1])) + 1 for before, after in pairwise(all_followed) if before[0] != after[0])
     if size > CURSOR_BYTES_MAX:
         raise RequestError(
             LIMIT_ILLEGAL,

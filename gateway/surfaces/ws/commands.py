@@ -95,12 +95,14 @@ class Produce:
 @dataclass(frozen=True, slots=True)
 class Subscribe:
     """Read topics as far as credit goes. `credit` None: the default; `credit_bytes` None: no limit; `start` None: not
-    given; `form` None: what hello agreed on."""
+    given; `form` None: what hello agreed on. `queue`: of the topics, only what is in this light queue, or, with `*`
+    behind it, in those whose names begin so."""
 
     id: int | None
     sub: str
     topics: tuple[str, ...]
     pattern: str | None
+    queue: str | None
     mode: Mode
     group: str | None
     member: str | None

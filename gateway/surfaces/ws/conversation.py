@@ -32,7 +32,7 @@ from gateway.surfaces.ws.in_flight import InFlight, StartTask
 from gateway.surfaces.ws.outbox import Closing, Outbox
 from gateway.surfaces.ws.protocol import CloseCode
 from gateway.surfaces.ws.queue import Queue
-from gateway.surfaces.ws.rights import Rights
+from gateway.surfaces.ws.rights import Rights, check_receives
 from gateway.surfaces.ws.sends import records_in_steps, send
 from gateway.surfaces.ws.session import REFUSALS, Refusal
 from gateway.surfaces.ws.sessions import Sessions
@@ -358,8 +358,9 @@ class Conversation:
         subscription = self.session.subscription(command.sub)
         if isinstance(subscription, Queue):
             raise invalid("op: a queue has no offset to move; reset the group")
-        for topic in subscription.topics():
-            self._check("seek", topic=topic, group=subscription.group)
+        check_receives(self._rights.access, subscription.topics(), subscription.queue)
+        if subscription.group is not None:
+            self._check("seek", group=subscription.group)
         cursor = await subscription.seek(command.to)
         await self._answer(command.id, {"sub": command.sub, "cursor": cursor})
 

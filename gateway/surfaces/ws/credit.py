@@ -12,7 +12,7 @@ Invariants
     K1  for messages in_flight <= window, always: sent - returned never exceeds what was granted
     K2  the same for bytes, but one message may exceed them when no byte is in flight and some were granted: a
         message larger than the window would else wait for ever
-    K3  nobody has more than the limit outstanding
+    K3  no subscription has more than the limit outstanding
     K4  a whole RecordBatch may exceed the messages' credit too when none is in flight: it cannot be cut
 """
 

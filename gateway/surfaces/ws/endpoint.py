@@ -372,7 +372,7 @@ def _size(frame: str | bytes) -> int:
 
 
 def _start_from_timer(start: StartTask, work: Coroutine[object, object, None]) -> None:
-    """Start a task of a group that may be about to end; then nobody needs it any more."""
+    """Start a task of a group that may be about to end; then it is not needed any more."""
     try:
         start(work)
     except RuntimeError:

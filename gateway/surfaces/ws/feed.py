@@ -1,12 +1,12 @@
 """From partitions to the frames of one subscription, in the order of offsets: what reader and stream mode share.
 
 One task goes round the partitions that have something to send. A partition that has come to its end leaves the round
-until `Consumer.watch` wakes it. Nothing is read without credit, and what credit does not allow is dropped and read
+until `Source.watch` wakes it. Nothing is read without credit, and what credit does not allow is dropped and read
 again later, so a client that returns no credit costs no memory.
 
 Partitions come and go while it runs (a rebalance); what of a partition has been put out before it goes is sent before.
-A topic that is gone ends the subscription, unless somebody else takes its partitions away (a pattern, a group): then
-they just lie.
+A topic that is gone ends the subscription, unless a pattern or a group takes its partitions away: then they
+just lie.
 
 Invariants
     S1  messages of a partition are pushed in offset order, without a gap; each once
@@ -14,23 +14,29 @@ Invariants
     S3  `caught_up` is pushed once, after every partition had nothing more for the first time; once more after a seek,
         and after a rewind
     S4  no message of a partition is put out after `remove` or `stop` of it has returned
+    S5  a partition whose broker cannot be reached now, as while its node restarts, leaves the round for a while: the
+        others go on, and so does it when the broker is back
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
+from gateway.api.light import LightReader, Rendering
 from gateway.api.read import Consumer, out_of_range
+from gateway.brokers.base import BrokerUnreachable
 from gateway.errors import RequestError
 from gateway.groups.protocol import TopicPartition
+from gateway.routing.patience import AGAIN_S
 from gateway.surfaces.http.context import GatewayStats
 from gateway.surfaces.ws.commands import Form
 from gateway.surfaces.ws.credit import Ledger
-from gateway.surfaces.ws.frame_cache import EncodedRange, FrameCache, OutOfRange, TopicGone, Wanted
+from gateway.surfaces.ws.frame_cache import EncodedRange, FrameCache, OutOfRange, Portion, TopicGone, Wanted
 from gateway.surfaces.ws.journal import Frame, Journal
 from gateway.surfaces.ws.outbox import Outbox
 from gateway.surfaces.ws.protocol import (
@@ -44,16 +50,44 @@ from gateway.surfaces.ws.protocol import (
 )
 from store.errors import UnknownQueue
 
+log = logging.getLogger(__name__)
+
 TURNS_AT_ONCE = 4
 """Partitions that are served one after the other, before it is others' turn: each may take some milliseconds."""
+
+
+class Source(Protocol):
+    """What a subscription reads: partitions, or a light queue in each."""
+
+    async def read(
+        self, topic: str, topic_id: int, partition: int, offset: int, wanted: Wanted, *, count_max: int
+    ) -> Portion:
+        """See `FrameCache.read`."""
+        ...
+
+    def is_end(self, topic: str, partition: int, offset: int) -> bool:
+        """See `Consumer.is_end`."""
+        ...
+
+    def watch(self, topic: str, partition: int, end: int, wake: Callable[[], None]) -> Callable[[], None]:
+        """See `Consumer.watch`."""
+        ...
+
+
+class Partitions:
+    """`Source` of whole partitions."""
+
+    def __init__(self, frame_cache: FrameCache, consumer: Consumer) -> None:
+        self.read, self.is_end, self.watch = frame_cache.read, consumer.is_end, consumer.watch
 
 
 @dataclass(frozen=True, slots=True)
 class Sources:
     """What all subscriptions of a server share."""
 
-    frame_cache: FrameCache
-    consumer: Consumer
+    partitions: Partitions
+    light_reader: LightReader
+    light_rendering: Rendering
     stats: GatewayStats
 
 
@@ -63,6 +97,7 @@ class FedPartition:
     __slots__ = (
         "call_off",
         "delivered",
+        "is_away",
         "is_live",
         "is_ready",
         "key",
@@ -80,6 +115,7 @@ class FedPartition:
         self.offset = offset
         self.delivered = offset  # before it, all has been taken by the transport
         self.is_live = True
+        self.is_away = False  # its broker was not reached the last time
         self.is_ready = False  # waits for its turn
         self.number = 0
         self.next_message_bytes = 1  # of what is at `offset`, once known: credit for it must suffice
@@ -99,24 +135,24 @@ class Feed:
     def __init__(
         self,
         name: str,
-        sources: Sources,
+        source: Source,
         wanted: Wanted,
         ledger: Ledger,
         journal: Journal,
         *,
+        stats: GatewayStats,
         check_topic: Callable[[str], None],
         outlives_topics: bool = False,
     ) -> None:
         """`check_topic` raises RequestError when the client may not read a topic. It is asked for each frame of what
-        groups have written: who may read that, changes with what is written. `outlives_topics`: somebody removes the
+        groups have written: who may read that, changes with what is written. `outlives_topics`: its owner removes the
         partitions of a topic that is gone."""
         self.name = name
         self.ledger = ledger
         self.journal = journal
         self.fed_partitions: dict[TopicPartition, FedPartition] = {}
-        self._frame_cache = sources.frame_cache
-        self._consumer = sources.consumer
-        self._stats = sources.stats
+        self._source = source
+        self._stats = stats
         self._wanted = wanted
         self._check_topic = check_topic
         self._outlives_topics = outlives_topics
@@ -235,11 +271,11 @@ class Feed:
         """Send of one partition what is there and fits; then it waits at its end, or for its next turn."""
         key = fed.key
         seq = self.journal.last
-        if self._consumer.is_end(*key, fed.offset):
+        if self._source.is_end(*key, fed.offset):
             end: int | None = fed.offset
         else:
             try:
-                portion = await self._frame_cache.read(
+                portion = await self._source.read(
                     key.topic,
                     fed.topic_id,
                     key.partition,
@@ -249,6 +285,9 @@ class Feed:
                 )
             except OutOfRange as error:
                 raise out_of_range(*key, fed.offset, error.bounds) from None
+            except BrokerUnreachable as error:
+                self._try_again_later(fed, error)
+                return
             except (UnknownQueue, TopicGone) as error:
                 if self._outlives_topics:
                     self.stop(fed)
@@ -256,6 +295,7 @@ class Feed:
                 if isinstance(error, UnknownQueue):
                     raise
                 raise epoch_changed(key.topic) from None
+            fed.is_away = False
             end = portion.end
             if key.topic.startswith("%"):
                 self._check_topic(key.topic)
@@ -268,11 +308,19 @@ class Feed:
         if end is not None and fed.offset >= end:
             await self._at_end(fed, outbox)
             if fed.is_live and not fed.is_ready:
-                fed.call_off = self._consumer.watch(*key, end, lambda: self._wake(fed))
+                fed.call_off = self._source.watch(*key, end, lambda: self._wake(fed))
         else:
             self._make_ready(fed)
             if self.journal.last == seq:  # nothing was sent, as behind a filter: others have their turn
                 await asyncio.sleep(0)
+
+    def _try_again_later(self, fed: FedPartition, error: BrokerUnreachable) -> None:
+        if not fed.is_live or fed.is_ready:
+            return
+        if not fed.is_away:
+            fed.is_away = True
+            log.warning("subscription=%s waits for %s partition %d: %s", self.name, *fed.key, error)
+        fed.call_off = asyncio.get_running_loop().call_later(AGAIN_S, self._wake, fed).cancel
 
     def _wake(self, fed: FedPartition) -> None:
         fed.call_off = None

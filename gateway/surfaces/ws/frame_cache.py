@@ -1,7 +1,7 @@
 """Ranges of partitions as they go into frames, encoded once for all sockets that follow them.
 
-What is at an offset never changes (C3), so an encoded range is good for everybody who stands at its first offset and
-wants the same form, filter and size. A thousand followers of one partition share one read and one encoding; what is
+What is at an offset never changes (C3), so an encoded range is good for every reader that stands at its first offset
+and wants the same form, filter and size. A thousand followers of one partition share one read and one encoding; what is
 their own (name, number, credit) is put around it by the frame.
 
     range of 3 messages     body  {..},{..},{..}     marks: where each message ends in the body
@@ -50,13 +50,21 @@ class Wanted:
     form: Form
     batch: int
     filter: TagFilter | None = None
+    queues_begin: bytes | None = None
+    """Only records in light queues whose names begin so."""
+
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_hash", hash((self.form, self.batch, self.filter)))
+        object.__setattr__(self, "_hash", hash((self.form, self.batch, self.filter, self.queues_begin)))
 
     def __hash__(self) -> int:  # of every key that is looked up
         return self._hash
+
+    @property
+    def is_all(self) -> bool:
+        """Whether every record is wanted."""
+        return self.filter is None and self.queues_begin is None
 
 
 class EncodedRange(NamedTuple):
@@ -141,7 +149,7 @@ class FrameCache:
                 return Portion((found,), None)
             if not is_shared or (reading := self._reading.get(key)) is None:
                 break
-            await reading.wait()  # somebody else reads it right now
+            await reading.wait()  # another reader is reading it now
         read = asyncio.Event()
         if is_shared:
             self._reading[key] = read
@@ -159,10 +167,9 @@ class FrameCache:
                 raise OutOfRange(fetched)
             if fetched.status is ReadStatus.TOO_LARGE:
                 return Portion((), fetched.max_offset)
-            if fetched.entries and fetched.entries[0].base_offset > offset and wanted.filter is None:
+            if fetched.entries and fetched.entries[0].base_offset > offset and wanted.is_all:
                 # A takeover has left a gap: it is as empty as what a filter leaves.
-                gap = EncodedRange(offset, fetched.entries[0].base_offset, (), b"", (), b"", ())
-                return Portion((gap,), fetched.max_offset)
+                return Portion((gap(offset, fetched.entries[0].base_offset),), fetched.max_offset)
             ranges = _frame_cache(topic, partition, offset, fetched, wanted, min(RENDER_COUNT_MAX, count_max))
             if is_shared:
                 for _ in range(1, RENDERS_A_READ_MAX):
@@ -203,12 +210,14 @@ def _frame_cache(
     """Encode what was fetched, from `offset` on, in ranges of at most a frame."""
     if wanted.form is Form.BATCH:
         return [_whole(offset, fetched.entries)] if fetched.entries else []
-    stop = offset + count_max if wanted.filter is None else fetched.next_offset
+    stop = offset + count_max if wanted.is_all else fetched.next_offset
     entries = [entry for entry in fetched.entries if entry.next_offset > offset and entry.base_offset < stop]
     stop = min(stop, fetched.next_offset)
-    if wanted.form is Form.JSON:
+    if wanted.queues_begin is not None:
+        messages, payloads = _render_queues(topic, partition, entries, offset, stop, wanted)
+    elif wanted.form is Form.JSON:
         messages = render_records(topic, partition, entries, None, start=offset, stop=stop, tag_filter=wanted.filter)
-        payloads: list[bytes] | None = None
+        payloads = None
     else:
         messages, payloads = _render_binary(topic, partition, entries, offset, stop, wanted.filter)
     if len(messages) > count_max:  # of a filtered stretch: the rest is read again
@@ -220,9 +229,9 @@ def _frame_cache(
         end = _offset_of(message) + 1
         message["cursor"] = f"{cursor_prefix}{end}"
         ends.append(end)
-    if wanted.filter is None:
+    if wanted.is_all:
         assert not entries or (ends and ends[0] == offset + 1), f"{cursor_prefix}{offset} is missing in what was read"
-    return _cut(offset, stop, ends, split_lines(messages), payloads, wanted.batch)
+    return cut_in_ranges(offset, stop, ends, split_lines(messages), payloads, wanted.batch)
 
 
 def _offset_of(message: dict[str, object]) -> int:
@@ -231,7 +240,12 @@ def _offset_of(message: dict[str, object]) -> int:
     return offset
 
 
-def _cut(
+def gap(start: int, stop: int) -> EncodedRange:
+    """A stretch without a message."""
+    return EncodedRange(start, stop, (), b"", (), b"", ())
+
+
+def cut_in_ranges(
     start: int, stop: int, ends: list[int], messages: list[bytes], payloads: list[bytes] | None, batch: int
 ) -> list[EncodedRange]:
     """Ranges of at most `batch` messages and about FRAME_BYTES_TARGET; the last one reaches to `stop`."""
@@ -267,7 +281,7 @@ def _cut(
         start = end
         first = at
     if not ranges and stop > start:
-        ranges.append(EncodedRange(start, stop, (), b"", (), b"", ()))
+        ranges.append(gap(start, stop))
     return ranges
 
 
@@ -279,6 +293,36 @@ def _whole(offset: int, entries: Sequence[Entry]) -> EncodedRange:
         marks.append(position)
     ends = [entry.next_offset for entry in entries]
     return EncodedRange(offset, ends[-1], ends, b"", (), b"".join([entry.batch for entry in entries]), marks)
+
+
+def _render_queues(
+    topic: str, partition: int, entries: Sequence[Entry], start: int, stop: int, wanted: Wanted
+) -> tuple[list[dict[str, object]], list[bytes] | None]:
+    """The records in light queues whose names begin as wanted, each with those names; in binary, their payloads."""
+    begin = wanted.queues_begin
+    assert begin is not None
+    messages: list[dict[str, object]] = []
+    payloads: list[bytes] = []
+    is_json = wanted.form is Form.JSON
+    for entry in entries:
+        if entry.light is None or not any(name.startswith(begin) for name in entry.light.names):
+            continue
+        names_of = entry.light.of_records()
+        shown: Sequence[dict[str, object]]
+        bodies: Sequence[bytes] = ()
+        if is_json:
+            shown = render_records(topic, partition, (entry,), None, start=start, stop=stop, tag_filter=wanted.filter)
+        else:
+            shown, bodies = _render_binary(topic, partition, (entry,), start, stop, wanted.filter)
+        for number, message in enumerate(shown):
+            names = names_of[_offset_of(message) - entry.base_offset]
+            matching = [name.decode() for name in names if name.startswith(begin)]
+            if matching:
+                message["queues"] = matching
+                messages.append(message)
+                if not is_json:
+                    payloads.append(bodies[number])
+    return messages, None if is_json else payloads
 
 
 def _render_binary(
@@ -293,18 +337,27 @@ def _render_binary(
                 continue
             if record.offset >= stop:
                 break
-            message: dict[str, object] = {
-                "topic": topic,
-                "partition": partition,
-                "offset": record.offset,
-                "timestamp": record.timestamp,
-                "store_timestamp": entry.store_time_ms,
-            }
-            payloads.append(binary_parts(message, record.key, record.value, raw_key=entry.raw_keys))
-            if headers := record.headers:
-                add_headers(message, headers)
+            message, payload = binary_message(topic, partition, record, entry)
+            payloads.append(payload)
             messages.append(message)
     return messages, payloads
+
+
+def binary_message(
+    topic: str, partition: int, record: record_batch.DecodedRecord, entry: Entry
+) -> tuple[dict[str, object], bytes]:
+    """A record as the header of a binary frame has it, and the bytes of its key and value."""
+    message: dict[str, object] = {
+        "topic": topic,
+        "partition": partition,
+        "offset": record.offset,
+        "timestamp": record.timestamp,
+        "store_timestamp": entry.store_time_ms,
+    }
+    payload = binary_parts(message, record.key, record.value, raw_key=entry.raw_keys)
+    if headers := record.headers:
+        add_headers(message, headers)
+    return message, payload
 
 
 def binary_parts(message: dict[str, object], key: bytes | None, value: bytes | None, *, raw_key: bool) -> bytes:

@@ -18,7 +18,7 @@ Answer = TypeVar("Answer")
 class Merged(Generic[Item, Answer]):
     """Calls `work` with the items of all who ask, in the order they asked; it answers one by one, in that order.
 
-    What is asked is done, whether or not somebody still waits for the answer.
+    What is asked is done, whether or not the client still waits for the answer.
     """
 
     def __init__(self, work: Callable[[list[Item]], Awaitable[Sequence[Answer]]], tasks: Tasks) -> None:

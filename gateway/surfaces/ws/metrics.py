@@ -1,4 +1,4 @@
-"""What sockets hold, for Prometheus: counted when somebody asks, as nothing else needs the sums."""
+"""What sockets hold, for Prometheus: counted at each scrape, as nothing else needs the sums."""
 
 from __future__ import annotations
 

@@ -33,11 +33,11 @@ class Closing(Exception):
 
 
 class OutboxClosed(Exception):
-    """The connection is gone; what is put now reaches nobody."""
+    """The connection is gone; what is put now is dropped."""
 
 
 class Outbox:
-    """One socket's way out. Most sockets are idle: what waiting needs is made when somebody waits."""
+    """One socket's way out. Most sockets are idle: what waiting needs is made at the first wait."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Outbox:
         self._filled: asyncio.Future[None] | None = None  # the writer waits for a frame
         self._room: asyncio.Future[None] | None = None  # whoever has the turn waits for room
         self._is_closed = False
-        self._turn = asyncio.Lock()  # fair: nobody overtakes those who wait for room (O1)
+        self._turn = asyncio.Lock()  # fair: those who wait for room are not overtaken (O1)
 
     def room(self, wanted_bytes: int) -> int:
         """How large the next frame should be at most (O3)."""

@@ -16,6 +16,7 @@ from typing import Any, cast
 
 import orjson
 
+from gateway.api.light import names_begin
 from gateway.api.shapes.base import load
 from gateway.api.shapes.commands import (
     COMMANDS,
@@ -27,7 +28,7 @@ from gateway.api.shapes.commands import (
 )
 from gateway.codec.filters import parse_filter
 from gateway.codec.json_steps import STEP_BYTES, parse_in_steps
-from gateway.codec.records import Format, unrecognized
+from gateway.codec.records import Format, parse_light_name, unrecognized
 from gateway.codec.times import TIME_MS_MAX
 from gateway.errors import RequestError, invalid
 from gateway.settings.limits import Limits
@@ -192,6 +193,8 @@ def _subscribe(taken: SubscribeCommand) -> Subscribe:
             raise unrecognized(name.removesuffix("_"))
     form = None if taken.format is None else Form(taken.format)
     filter_ = parse_filter(taken.filter)
+    if taken.queue is not None:
+        _check_queue(taken, mode)
     if form is Form.BATCH and (mode is Mode.QUEUE or filter_ is not None):
         raise invalid("format: batch is for reader and stream mode, without a filter")
     return Subscribe(
@@ -199,6 +202,7 @@ def _subscribe(taken: SubscribeCommand) -> Subscribe:
         taken.sub,
         topics,
         taken.pattern,
+        taken.queue,
         mode,
         taken.group,
         member=taken.member,
@@ -213,6 +217,24 @@ def _subscribe(taken: SubscribeCommand) -> Subscribe:
         invisible_ms=taken.invisible_ms,
         batch=BATCH_DEFAULT if taken.batch is None else taken.batch,
     )
+
+
+def _check_queue(taken: SubscribeCommand, mode: Mode) -> None:
+    """Raises RequestError unless these fields go with a light queue."""
+    assert taken.queue is not None
+    is_many = names_begin(taken.queue) is not None
+    if not is_many:
+        parse_light_name(taken.queue)
+        if taken.filter is not None:
+            raise invalid("filter: not with one light queue")
+    if taken.pattern is not None:
+        raise invalid("pattern: not with a light queue, which is of topics that are named")
+    if taken.format == "batch":
+        raise invalid("format: light queues come message by message")
+    if mode is Mode.QUEUE or (is_many and mode is not Mode.READER):
+        raise invalid("mode: a light queue is read by a reader, or by name in stream mode")
+    if taken.member is not None:
+        raise invalid("member: a group has no members in a light queue")
 
 
 def _start_of(mode: Mode, taken: SubscribeCommand, topics: Sequence[str] | None) -> Start | None:

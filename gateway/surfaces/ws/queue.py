@@ -24,6 +24,7 @@ from gateway.api.shapes.commands import Extend, Nack, Reject
 from gateway.api.shapes.groups import AckReceipts, ExtendBody
 from gateway.api.tasks import Tasks, is_set_within
 from gateway.auth.access import Access, Permission
+from gateway.brokers.base import BrokerUnreachable
 from gateway.codec.records import add_headers, render_parts, split_lines
 from gateway.errors import RequestError
 from gateway.groups.machines.errors import GroupError
@@ -31,6 +32,7 @@ from gateway.groups.machines.progress import Start
 from gateway.groups.machines.subscription import Subscription as Pattern
 from gateway.groups.protocol import Delivered, Groups, Receive, Settled
 from gateway.routing.base import Routes, TopicView
+from gateway.routing.patience import AGAIN_S
 from gateway.surfaces.http.context import GatewayStats
 from gateway.surfaces.ws.commands import Form, Mode, Subscribe, UpTo
 from gateway.surfaces.ws.credit import Ledger
@@ -59,6 +61,7 @@ class Queue:
     """One subscription in queue mode."""
 
     mode = Mode.QUEUE
+    queue: str | None = None
 
     def __init__(
         self,
@@ -175,6 +178,10 @@ class Queue:
                 if self._pattern is None:
                     raise
                 await asyncio.sleep(GONE_WAIT_S)
+                continue
+            except BrokerUnreachable as error:  # its node restarts: until it is back there is nothing to hand out
+                log.info("group=%s waits: %s", self.group, error)
+                await asyncio.sleep(AGAIN_S)
                 continue
             try:
                 for topic in topics:

@@ -8,9 +8,9 @@ record, so nothing stored since it came into being is missed.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
-from gateway.api.read import AtTime, Consumer, OffsetSpec
+from gateway.api.read import AtTime, OffsetSpec
 from gateway.auth.access import Access
 from gateway.errors import PARTITION_NOT_FOUND, RequestError
 from gateway.groups.machines.subscription import Subscription as Pattern
@@ -22,9 +22,26 @@ from gateway.surfaces.ws.outbox import Outbox
 from gateway.surfaces.ws.protocol import TOO_MANY, assigned_push, partitions_of, revoked_push
 from gateway.surfaces.ws.rights import wanted_topics
 from store.errors import UnknownQueue
+from store.types import Bounds
 
 FOLLOWED_PARTITIONS_MAX = 4096
 """Partitions that the subscriptions of one socket follow."""
+
+
+class Positions(Protocol):
+    """Where readers may begin. `Consumer` says it of partitions."""
+
+    async def check_epoch(self, topic: TopicView, epoch: str | None) -> None:
+        """See `Consumer.check_epoch`."""
+        ...
+
+    async def bounds(self, topic: str, partition: int) -> Bounds:
+        """See `Consumer.bounds`."""
+        ...
+
+    async def start_offset(self, topic: str, partition: int, spec: OffsetSpec) -> int:
+        """See `Consumer.start_offset`."""
+        ...
 
 
 class Reader:
@@ -39,19 +56,20 @@ class Reader:
         feed: Feed,
         *,
         routes: Routes,
-        consumer: Consumer,
+        positions: Positions,
         access: Callable[[], Access],
         partitions_left: Callable[[], int],
     ) -> None:
         """`access`, `partitions_left`: the rights of the client, and how many more partitions its socket may follow, as
         they are at the time."""
         self.name = command.sub
+        self.queue = command.queue
         self.feed = feed
         self.ledger = feed.ledger
         self._command = command
         self._pattern = None if command.pattern is None else Pattern(pattern=command.pattern)
         self._routes = routes
-        self._consumer = consumer
+        self.positions = positions
         self._access = access
         self._partitions_left = partitions_left
         self._outbox: Outbox | None = None
@@ -65,13 +83,15 @@ class Reader:
         if sum(topic.partitions for topic in topics) > self._partitions_left():
             raise too_many_partitions()
         for topic in topics:
-            await self._consumer.check_epoch(topic, command.epochs.get(topic.name))
+            await self.positions.check_epoch(topic, command.epochs.get(topic.name))
         check_all_named(start, {topic.name: topic.partitions for topic in topics}, "from")
         for topic in topics:
             for partition in range(topic.partitions):
                 key = TopicPartition(topic.name, partition)
-                offset = await offset_at(self._consumer, key, start, "earliest")
-                self.feed.add(FedPartition(key, topic.topic_id, offset))
+                offset = await offset_at(self.positions, key, start, "earliest")
+                fed = FedPartition(key, topic.topic_id, offset)
+                await self._begin(fed)
+                self.feed.add(fed)
         self._epochs = {topic.name: str(topic.topic_id) for topic in topics}
         return {"epochs": self._epochs, **self.state()}
 
@@ -120,7 +140,7 @@ class Reader:
 
     async def seek(self, to: Start) -> str:
         """Go on from elsewhere; the new cursor. Raises RequestError, StoreError."""
-        await seek(self.feed, self._consumer, to)
+        await seek(self.feed, self.positions, to)
         return self.feed.cursor
 
     async def refresh(self) -> None:
@@ -155,17 +175,22 @@ class Reader:
         for fed in fed_partitions:
             self.feed.add(fed)
 
+    async def _begin(self, fed: FedPartition) -> None:
+        """A partition is about to be followed for the first time."""
+
     async def _new_fed(self, key: TopicPartition, topic_id: int) -> FedPartition | None:
         """Where a partition that came begins; None when its topic has gone again. Raises StoreError."""
         try:
-            return FedPartition(key, topic_id, (await self._consumer.bounds(*key)).min_offset)
+            fed = FedPartition(key, topic_id, (await self.positions.bounds(*key)).min_offset)
+            await self._begin(fed)
+            return fed
         except UnknownQueue:
             if self._pattern is None:
                 raise
             return None
 
     async def end(self) -> None:
-        """Nobody else keeps anything for a reader."""
+        """Nothing else is kept for a reader."""
 
     def _wanted_topics(self) -> list[TopicView]:
         return wanted_topics(self._routes, self._command.topics, self._pattern, self._access)
@@ -198,7 +223,7 @@ def check_all_named(start: Start, partition_counts: Mapping[str, int], field: st
                     )
 
 
-async def offset_at(consumer: Consumer, key: TopicPartition, start: Start, unnamed: str | int) -> int:
+async def offset_at(positions: Positions, key: TopicPartition, start: Start, unnamed: str | int) -> int:
     """Where a partition starts; `unnamed` when `start` names offsets, but not its. Raises RequestError, StoreError."""
     spec: OffsetSpec
     match start:
@@ -208,10 +233,10 @@ async def offset_at(consumer: Consumer, key: TopicPartition, start: Start, unnam
             spec = AtTime(timestamp_ms)
         case FromOffsets(offsets):
             spec = offsets.get(key.topic, {}).get(key.partition, unnamed)
-    return await consumer.start_offset(*key, spec)
+    return await positions.start_offset(*key, spec)
 
 
-async def seek(feed: Feed, consumer: Consumer, to: Start) -> None:
+async def seek(feed: Feed, positions: Positions, to: Start) -> None:
     """Move the positions of a feed; those that `to` does not name stay. Raises RequestError, and then none has
     moved."""
     fed_partitions = [fed for fed in feed.fed_partitions.values() if fed.is_live]
@@ -223,5 +248,5 @@ async def seek(feed: Feed, consumer: Consumer, to: Start) -> None:
                 PARTITION_NOT_FOUND, f"to: this subscription does not have partition {number} of {topic}."
             )
         fed_partitions = [fed for fed in fed_partitions if fed.key in named]
-    offsets_of = {fed.key: await offset_at(consumer, fed.key, to, fed.offset) for fed in fed_partitions}
+    offsets_of = {fed.key: await offset_at(positions, fed.key, to, fed.offset) for fed in fed_partitions}
     feed.seek({key: offset for key, offset in offsets_of.items() if key in feed.fed_partitions})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
+from gateway.api.light import check_light
 from gateway.auth.access import NOBODY, Access, Permission
 from gateway.groups.machines.subscription import Subscription as Pattern
 from gateway.routing.base import Routes, TopicView
@@ -12,7 +13,7 @@ from gateway.surfaces.ws.protocol import CloseCode
 from store.clock import Clock
 
 HELLO_TIMEOUT_S = 5.0
-"""How long somebody who has not said who they are may take to do so."""
+"""How long a client without credentials may take to send them."""
 
 WARNING_MS = 60_000
 """How long before the end a client is told."""
@@ -70,6 +71,15 @@ class Rights:
             self._warn(left_ms)
         wait_ms = left_ms if self._has_warned else left_ms - WARNING_MS
         self._timer = asyncio.get_running_loop().call_later(min(wait_ms, _TIMER_MS_MAX) / 1000, self._look)
+
+
+def check_receives(access: Access, topics: Sequence[str], queue: str | None) -> None:
+    """Raises RequestError unless these topics, or of them this light queue, may be received from."""
+    for topic in topics:
+        if queue is None:
+            access.check(Permission.RECEIVE, topic=topic)
+        else:
+            check_light(access, topic, queue)
 
 
 def wanted_topics(

@@ -4,7 +4,7 @@ A connection is attached to at most one session, and a session to at most one co
 subscription has a task that pushes. Without one, nothing is pushed, and nothing else changes: members stay, leases run.
 `Sessions` decides how long that may last.
 
-A subscription that cannot go on ends with an `error` push, or, when nobody is there, with an entry in `ended`.
+A subscription that cannot go on ends with an `error` push, or, when no socket is attached, with an entry in `ended`.
 """
 
 from __future__ import annotations
@@ -17,28 +17,33 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from gateway.api.errors import error_of
+from gateway.api.light import names_begin
 from gateway.api.tasks import Tasks, stop
 from gateway.auth.access import Access, Permission
+from gateway.brokers.base import BrokerUnreachable
 from gateway.errors import LIMIT_ILLEGAL, RequestError
 from gateway.groups.machines.errors import GroupElsewhere, GroupError
+from gateway.routing.patience import AGAIN_S
 from gateway.settings.limits import Limits
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.ws import protocol
 from gateway.surfaces.ws.commands import Form, Mode, Subscribe
 from gateway.surfaces.ws.credit import Credit, CreditRefused, Ledger
-from gateway.surfaces.ws.feed import Feed, Sources
+from gateway.surfaces.ws.feed import Feed, Source, Sources
 from gateway.surfaces.ws.frame_cache import Wanted
 from gateway.surfaces.ws.journal import FRAMES_MAX, Forgotten, Journal
+from gateway.surfaces.ws.light import LightSource, LightStream
 from gateway.surfaces.ws.outbox import Outbox, OutboxClosed
 from gateway.surfaces.ws.protocol import CloseCode
 from gateway.surfaces.ws.queue import Queue
-from gateway.surfaces.ws.reader import FOLLOWED_PARTITIONS_MAX, Reader
+from gateway.surfaces.ws.reader import FOLLOWED_PARTITIONS_MAX, Positions, Reader
+from gateway.surfaces.ws.rights import check_receives
 from gateway.surfaces.ws.stream import Stream
 from store.errors import StoreError
 
 log = logging.getLogger(__name__)
 
-Subscription = Reader | Stream | Queue
+Subscription = Reader | Stream | LightStream | Queue
 Refusal = RequestError | GroupError | StoreError
 """What may end a subscription, or refuse a command, without being a fault of ours."""
 
@@ -96,7 +101,7 @@ class Session:
             running.pushing = None
 
     async def rewind(self, seen: Mapping[str, int]) -> None:
-        """Take back what the client has not seen. A subscription for which nobody can say what that is, ends."""
+        """Take back what the client has not seen. A subscription for which that is not known ends."""
         assert self._outbox is None
         for name, running in list(self._running.items()):
             try:
@@ -138,8 +143,7 @@ class Session:
                 protocol.TOO_MANY,
                 f"A socket may have {limits.ws_subscriptions_max} subscriptions; use another one.",
             )
-        for topic in command.topics:
-            self.access.check(Permission.RECEIVE, topic=topic)
+        check_receives(self.access, command.topics, command.queue)
         if command.group is not None:
             self.access.check(Permission.RECEIVE, group=command.group)
         subscription = self._made(command)
@@ -160,7 +164,7 @@ class Session:
         """Push. The answer to `subscribe` is on its way."""
         running = self._running[subscription.name] = _Running(subscription)
         self._gateway.stats.ws_subscription_count += 1
-        if isinstance(subscription, Stream):
+        if isinstance(subscription, Stream | LightStream):
             running.keeping = self._tasks.start(self._keep(subscription))
         if self._outbox is not None:
             self._start_pushing(running, self._outbox)
@@ -171,7 +175,7 @@ class Session:
         await self._end(name, None)
 
     def refresh_soon(self) -> None:
-        """Topics or rights may have changed. One that is slow to take the news holds up nobody else."""
+        """Topics or rights may have changed. One that is slow to take the news holds up no other."""
         if self._running and (self._refreshing is None or self._refreshing.done()):
             self._refreshing = self._tasks.start(self.refresh())
 
@@ -179,11 +183,13 @@ class Session:
         """Look at topics and rights again."""
         for subscription in self.subscriptions:
             try:
-                for topic in subscription.topics() if subscription.is_named else ():
-                    self.access.check(Permission.RECEIVE, topic=topic)
+                if subscription.is_named:
+                    check_receives(self.access, subscription.topics(), subscription.queue)
                 if subscription.group is not None:
                     self.access.check(Permission.RECEIVE, group=subscription.group)
                 await subscription.refresh()
+            except BrokerUnreachable:  # what is new there can be begun when its node is back
+                asyncio.get_running_loop().call_later(AGAIN_S, self.refresh_soon)
             except REFUSALS as error:
                 await self._end(subscription.name, error)
             except OutboxClosed:
@@ -219,14 +225,20 @@ class Session:
             raise RequestError(422, f'format: {form.value} needs "binary": true in hello.')
         ledger = ledger_of(command, gateway.limits)
         journal = Journal(FRAMES_MAX if self.is_resumable else 0)
-        wanted = Wanted(form, command.batch, command.filter)
+        begin = None if command.queue is None else names_begin(command.queue)
+        wanted = Wanted(form, command.batch, command.filter, begin)
         outlives_topics = command.pattern is not None or command.mode is Mode.STREAM
+        source: Source = self._sources.partitions
+        positions: Positions = gateway.consumer
+        if command.queue is not None and begin is None:
+            source = positions = self._light_source(command.queue)
         feed = Feed(
             command.sub,
-            self._sources,
+            source,
             wanted,
             ledger,
             journal,
+            stats=self._sources.stats,
             check_topic=lambda topic: self.access.check(Permission.RECEIVE, topic=topic),
             outlives_topics=outlives_topics,
         )
@@ -235,7 +247,17 @@ class Session:
                 command,
                 feed,
                 routes=gateway.routes_table,
-                consumer=gateway.consumer,
+                positions=positions,
+                access=self._rights,
+                partitions_left=self._partitions_left,
+            )
+        if command.mode is Mode.STREAM and command.queue is not None:
+            return LightStream(
+                command,
+                feed,
+                groups=gateway.groups,
+                routes=gateway.routes_table,
+                positions=positions,
                 access=self._rights,
                 partitions_left=self._partitions_left,
             )
@@ -262,6 +284,16 @@ class Session:
             tasks=self._tasks,
             clock=gateway.clock,
             stats=gateway.stats,
+        )
+
+    def _light_source(self, name: str) -> LightSource:
+        routes, sources = self._gateway.routes_table, self._sources
+        return LightSource(
+            name.encode(),
+            sources.light_reader,
+            sources.light_rendering,
+            self._gateway.consumer,
+            lambda topic: routes.topic(topic).topic_id,
         )
 
     def _rights(self) -> Access:
@@ -292,7 +324,7 @@ class Session:
         except OutboxClosed:
             pass  # the connection ends, and says so itself
 
-    async def _keep(self, subscription: Stream) -> None:
+    async def _keep(self, subscription: Stream | LightStream) -> None:
         try:
             await subscription.keep()
         except* REFUSALS as failures:
@@ -323,7 +355,7 @@ class Session:
 
     def _fault(self, error: BaseException) -> None:
         if isinstance(error, REFUSALS):
-            log.info("socket=%s nobody waits to hear: %s", self.name[:12], error)
+            log.info("socket=%s error after the end of its command: %s", self.name[:12], error)
             return
         log.error("socket=%s failed", self.name[:12], exc_info=error)
         self.is_broken = True

@@ -17,11 +17,12 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from gateway.api.light import LightReader, Rendering
 from gateway.api.shapes.server import ShownSession
 from gateway.api.tasks import Tasks
 from gateway.auth.access import NOBODY, Access
 from gateway.surfaces.http.context import Gateway
-from gateway.surfaces.ws.feed import Sources
+from gateway.surfaces.ws.feed import Partitions, Sources
 from gateway.surfaces.ws.frame_cache import FrameCache
 from gateway.surfaces.ws.protocol import CloseCode
 from gateway.surfaces.ws.session import Session
@@ -65,7 +66,8 @@ class Sessions:
         self._tasks = Tasks(lambda error: log.error("sockets failed", exc_info=error))
         routes = gateway.routes_table
         frame_cache = FrameCache(gateway.consumer, lambda name: routes.topic(name).topic_id)
-        self._sources = Sources(frame_cache, gateway.consumer, gateway.stats)
+        partitions = Partitions(frame_cache, gateway.consumer)
+        self._sources = Sources(partitions, LightReader(routes), Rendering(), gateway.stats)
         self._held: dict[str, _Held] = {}
         self._waiting: dict[str, _Held] = {}  # the longest first
         self._go_away: dict[object, Callable[[], None]] = {}
@@ -115,7 +117,7 @@ class Sessions:
     async def resume(
         self, name: str, access: Access, evict: Callable[[CloseCode], None], address: str = ""
     ) -> Session | None:
-        """Take up a session; it is not attached. None when it is not known, or somebody else's."""
+        """Take up a session; it is not attached. None when it is not known, or another principal's."""
         held = self._held.get(name)
         if (
             held is None
@@ -131,7 +133,7 @@ class Sessions:
                 held.gone = asyncio.Event()
             await held.gone.wait()
             if self._held.get(name) is not held or held.grace is None:
-                return None  # ended meanwhile, or somebody else was faster
+                return None  # ended or taken up meanwhile
         held.grace.cancel()
         del self._waiting[name]
         session = held.session

@@ -7,31 +7,34 @@ import orjson
 from gateway.api.render import settled_as_list
 from gateway.errors import RequestError, invalid
 from gateway.surfaces.ws.commands import Ack, Settle, UpTo
+from gateway.surfaces.ws.light import LightStream
 from gateway.surfaces.ws.queue import Queue
 from gateway.surfaces.ws.session import Subscription
 from gateway.surfaces.ws.stream import Stream
 
 
-def check_settles(command: Settle, subscription: Subscription) -> Stream | Queue:
+def check_settles(command: Settle, subscription: Subscription) -> Stream | LightStream | Queue:
     """The subscription, if this is a way to settle its messages. Raises RequestError."""
     if isinstance(subscription, Queue):
         return subscription
-    if not isinstance(subscription, Stream):
+    if not isinstance(subscription, Stream | LightStream):
         raise invalid("op: a reader has nothing to settle")
     if not (isinstance(command, Ack) and command.up_to):
         raise invalid("op: stream mode commits offsets; ack with up_to or cursor")
     return subscription
 
 
-async def settle(command: Settle, subscription: Stream | Queue) -> dict[str, object]:
+async def settle(command: Settle, subscription: Stream | LightStream | Queue) -> dict[str, object]:
     """Do it; the fields of the answer. Raises RequestError, GroupError, StoreError."""
     return {"results": await _results(command, subscription)}
 
 
-async def _results(command: Settle, subscription: Stream | Queue) -> list[dict[str, object]] | orjson.Fragment:
+async def _results(
+    command: Settle, subscription: Stream | LightStream | Queue
+) -> list[dict[str, object]] | orjson.Fragment:
     """One a receipt or partition, in the order asked."""
     if isinstance(command, Ack) and command.up_to:
-        if isinstance(subscription, Stream):
+        if isinstance(subscription, Stream | LightStream):
             errors = await subscription.ack(command.up_to)
             return [_up_to_result(up_to, error) for up_to, error in zip(command.up_to, errors, strict=True)]
         counts = await subscription.ack_up_to(command.up_to)

@@ -22,6 +22,7 @@ from gateway.surfaces.ws.commands import Subscribe
 from gateway.surfaces.ws.conversation import Conversation
 from gateway.surfaces.ws.parse import parse_command
 from gateway.surfaces.ws.protocol import error_fields
+from gateway.surfaces.ws.rights import check_receives
 from gateway.surfaces.ws.session import REFUSALS, ledger_of
 from store.types import Acks
 
@@ -52,8 +53,8 @@ def consume_command(query: Mapping[str, str], gateway: Gateway, access: Access) 
     command = parse_command(fields, gateway.limits)
     assert isinstance(command, Subscribe)
     ledger_of(command, gateway.limits)
+    check_receives(access, command.topics, command.queue)
     for topic in command.topics:
-        access.check(Permission.RECEIVE, topic=topic)
         gateway.routes_table.topic(topic)
     if command.group is not None:
         access.check(Permission.RECEIVE, group=command.group)
@@ -84,6 +85,8 @@ def produce_target(query: Mapping[str, str], gateway: Gateway, access: Access) -
     acks = None if asked.acks is None else Acks[asked.acks.upper()]
     key = None if asked.key is None else asked.key.encode()
     fields: dict[str, object] = {} if asked.tag is None else {"tag": asked.tag}
+    if asked.queues is not None:
+        fields["queues"] = asked.queues.split(",")
     target = Target(topic, partition, key, fields, acks)
     _record(target, b"")  # refused here and now, if it would always be
     return target

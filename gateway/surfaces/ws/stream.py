@@ -26,6 +26,7 @@ from typing import NoReturn
 from gateway.api.read import Consumer
 from gateway.api.tasks import Tasks
 from gateway.auth.access import Access, Permission
+from gateway.brokers.base import BrokerUnreachable
 from gateway.errors import RequestError
 from gateway.groups.machines.errors import GroupError, StaleGeneration, UnknownMember
 from gateway.groups.machines.membership import Share
@@ -33,6 +34,7 @@ from gateway.groups.machines.progress import Start, StartTime
 from gateway.groups.machines.subscription import Subscription as Wish
 from gateway.groups.protocol import Groups, MemberKey, StartSpec, TopicPartition
 from gateway.routing.base import Routes, topic_id_of
+from gateway.routing.patience import AGAIN_S
 from gateway.surfaces.ws import commands
 from gateway.surfaces.ws.commands import From, FromTime, Mode, Subscribe, UpTo
 from gateway.surfaces.ws.commits import Commits, Owned
@@ -54,6 +56,7 @@ class Stream:
     """One subscription in stream mode."""
 
     mode = Mode.STREAM
+    queue: str | None = None
 
     def __init__(
         self,
@@ -94,6 +97,7 @@ class Stream:
             tasks=tasks,
         )
         self._drain_ms = DRAIN_MS
+        self._heeding = asyncio.Lock()  # what a share says is done, or some of it again
 
     # Beginning and end
 
@@ -254,7 +258,11 @@ class Stream:
     async def _heed(self, share: Share) -> None:
         """Make what is pushed what the share says (T1)."""
         self._share = share
-        assigned = {TopicPartition(one.topic, one.partition): one.topic_id for one in share.assigned}
+        async with self._heeding:
+            await self._heed_now(share)
+
+    async def _heed_now(self, share: Share) -> None:
+        assigned = dict(_assigned_in(share))
         revoking = {TopicPartition(one.topic, one.partition): one.topic_id for one in share.revoking}
         ids = assigned | revoking  # a topic that was made anew is another one: its partitions are lost, and taken
         gone = {key for key, topic_id in revoking.items() if topic_id_of(self._routes, key.topic) != topic_id}
@@ -264,13 +272,14 @@ class Stream:
         if nothing_sent := [key for key in revoking if key not in self._owned]:
             self._tasks.start(self._give_up(nothing_sent))
         await self._revoke([key for key in sorted(revoking) if key in self._owned and not self._owned[key].draining])
-        await self._take(sorted(assigned.items()))
+        await self._take(_assigned_in(share))
 
     async def _take(self, assigned: Sequence[tuple[TopicPartition, int]]) -> None:
         new_count = sum(key not in self._owned for key, _ in assigned)
         if new_count and new_count > self._partitions_left():
             raise too_many_partitions()
         taken: list[FedPartition] = []
+        is_away = False
         for key, topic_id in assigned:
             owned = self._owned.get(key)
             if owned is None:
@@ -283,6 +292,10 @@ class Stream:
                     offset = await self._groups.start_offset(self.group, key, self._start, member_id=self._member_id)
                 except UnknownQueue:
                     continue  # deleted a moment ago: the group is about to say so
+                except BrokerUnreachable as error:  # its node restarts: the others are fed meanwhile
+                    log.info("group=%s member=%s waits for %s: %s", self.group, self._member_id, key, error)
+                    is_away = True
+                    continue
                 owned = self._owned[key] = Owned(FedPartition(key, topic_id, offset))
                 taken.append(owned.fed)
             elif owned.draining:  # it is to stay after all
@@ -296,6 +309,15 @@ class Stream:
                 self.feed.go(fed)
             else:
                 self.feed.add(fed)
+        if is_away:
+            self._tasks.start(self._take_again())
+
+    async def _take_again(self) -> None:
+        """What is assigned and could not be begun, as its broker was away."""
+        await asyncio.sleep(AGAIN_S)
+        async with self._heeding:
+            with suppress(GroupError):  # `_follow` is told the same
+                await self._take(_assigned_in(self._share))
 
     async def _lose(self, lost: Sequence[TopicPartition]) -> None:
         told = []
@@ -346,6 +368,11 @@ class Stream:
         if self._outbox is not None:
             with suppress(OutboxClosed):
                 await self._outbox.put(frame)
+
+
+def _assigned_in(share: Share) -> list[tuple[TopicPartition, int]]:
+    """With the ids of their topics, sorted."""
+    return sorted((TopicPartition(one.topic, one.partition), one.topic_id) for one in share.assigned)
 
 
 def start_spec(start: commands.Start | None) -> StartSpec:

@@ -180,7 +180,7 @@ async def test_a_lease_that_is_lost_is_told_once_and_its_message_settled_no_more
         await settle()
         assert [one.offset for one in lost] == [0, 1]
         assert message.is_lost
-        with pytest.raises(LeaseLost, match="handed out again"):
+        with pytest.raises(LeaseLost, match="delivered again"):
             await message.ack()
         assert (await anext(iterator)).offset == 2
         assert not peer.link.has("ack")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import zlib
 from dataclasses import replace
 from typing import cast
@@ -221,6 +222,21 @@ async def test_more_than_a_batch_holds_becomes_several_in_order(gateway: Gateway
     )
     assert len(broker.schedules) > 1
     assert len({receipt.schedule_id for receipt in delayed}) == 7
+
+
+@pytest.mark.parametrize("gives_way", [True, False])
+async def test_many_records_give_way_to_others_only_where_their_order_does_not_count(
+    gateway: Gateway, broker: FakeBroker, gives_way: bool
+) -> None:
+    many = [record(b"%d" % number) for number in range(record_batch.STEP_RECORDS + 1)]
+    sending = gateway.producer.produce("orders", many, partition=0, json_values=False, gives_way=gives_way)
+    first = asyncio.ensure_future(sending)
+    await asyncio.sleep(0)
+    await gateway.producer.produce("orders", [record(b"later")], partition=0, json_values=False)
+    await first
+    [one, other] = broker.entries[QueueKey(16, 0)]
+    assert (one.record_count == 1) is gives_way
+    assert one.record_count + other.record_count == len(many) + 1
 
 
 async def test_raw_batches_are_stored_as_they_are(gateway: Gateway, broker: FakeBroker) -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from collections.abc import Callable
 
 import pytest
 
 from gateway.api.read import AtTime, Consumer, OffsetSpec, Tail
+from gateway.api.turns import ITEMS_PER_TURN
 from gateway.errors import INVALID, RequestError
 from gateway.routing.base import UnknownPartition
 from gateway.routing.table import RouteTable, Segment
+from gateway.routing.tail_watcher import Wake
 from gateway.surfaces.http.context import Gateway
 from store import record_batch
 from store.errors import UnknownQueue
@@ -93,21 +97,48 @@ async def test_unknown_topics_and_partitions_are_told_apart(gateway: Gateway) ->
             assert type(caught.value) is error
 
 
+async def test_of_many_ends_a_few_are_watched_in_a_turn(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    consumer, turn, gone = gateway.consumer, 0, 0
+    watched: Counter[int] = Counter()
+
+    def watch(topic: str, partition: int, end: int, wake: Wake) -> Callable[[], None]:
+        watched[turn] += 1
+        return call_off
+
+    def call_off() -> None:
+        nonlocal gone
+        gone += 1
+
+    async def count() -> None:
+        nonlocal turn
+        while True:
+            await asyncio.sleep(0)
+            turn += 1
+
+    monkeypatch.setattr(consumer, "watch", watch)
+    counting = asyncio.ensure_future(count())
+    async with consumer.watching([Tail("orders", 0, end) for end in range(10 * ITEMS_PER_TURN)], lambda: None):
+        assert max(watched.values()) == ITEMS_PER_TURN
+        assert watched.total() == 10 * ITEMS_PER_TURN
+    assert gone == 10 * ITEMS_PER_TURN
+    counting.cancel()
+
+
 async def test_whoever_waits_at_several_ends_is_woken_by_any_and_by_none_behind_the_block(
     gateway: Gateway, broker: FakeBroker
 ) -> None:
     consumer, woken = gateway.consumer, asyncio.Event()
     first, second = Tail("orders", 0, 0), Tail("orders", 1, 0)
-    with consumer.watching([first, second, Tail("nowhere", 0, 0)], woken.set):
+    async with consumer.watching([first, second, Tail("nowhere", 0, 0)], woken.set):
         await asyncio.wait_for(woken.wait(), WOKEN_S)  # by the partition that is not there
     woken.clear()
-    with consumer.watching([first, second], woken.set):
+    async with consumer.watching([first, second], woken.set):
         await asyncio.sleep(0)
         assert not woken.is_set()
         await send(broker, 1, QueueKey(16, 1))
         await asyncio.wait_for(woken.wait(), WOKEN_S)
     woken.clear()
-    with consumer.watching([Tail("orders", 1, 1)], woken.set):
+    async with consumer.watching([Tail("orders", 1, 1)], woken.set):
         await asyncio.sleep(0)
     await send(broker, 1, QueueKey(16, 1))
     await until(lambda: consumer.is_end("orders", 1, 2))

@@ -26,6 +26,7 @@ from gateway.auth.jwt import (
     verifier,
 )
 from gateway.auth.scopes import parse_scope
+from loadtest.slowness import slowness
 
 SECRET = b"0123456789abcdef0123456789abcdef"
 RSA_KEY = rsa.generate_private_key(65537, RSA_BITS_MIN)
@@ -291,4 +292,5 @@ def test_the_dearest_token_is_checked_in_a_moment() -> None:
     started_s = time.thread_time()
     with pytest.raises(JwtRefused):
         check.verify(token)
-    assert time.thread_time() - started_s < 0.05
+    taken_s = time.thread_time() - started_s
+    assert taken_s < 0.05 * slowness()

@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from unittest.mock import patch
 
 from typer.testing import CliRunner
 
 from gateway.cli import context, main
 from gateway.cli.client import CA_VARIABLE
+
+
+@contextmanager
+def log_as_before() -> Iterator[None]:
+    """What is done to the process's log within the block is undone: `mq serve` sends it to its stderr, which is closed
+    when the command has ended."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    try:
+        yield
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
 
 
 def mq(
@@ -25,6 +41,7 @@ def mq(
     ours["XDG_CONFIG_HOME"] = "/nonexistent"  # no contexts of whoever runs the tests
     given = environment if url is None else {**environment, "MQ_URL": url}
     with (
+        log_as_before(),
         CliRunner().isolation(stdin, env={**ours, **given}) as (out, errors, _),
         patch.object(sys, "argv", ["mq", *arguments]),
     ):

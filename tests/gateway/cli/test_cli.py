@@ -6,6 +6,7 @@ gateway.cli.complete and gateway.cli.dump.
 
 from __future__ import annotations
 
+import logging
 import os
 import pty
 import re
@@ -29,7 +30,7 @@ from tests.gateway.cli.command import mq
 from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[3]
-TOPIC_COMMANDS = ("create", "list", "describe", "offsets", "alter", "delete")
+TOPIC_COMMANDS = ("create", "list", "describe", "offsets", "queues", "alter", "delete")
 COMMANDS = (
     *(["topic", command] for command in TOPIC_COMMANDS),
     *([command] for command in ("serve", "send", "tail", "status", "bench", "dump")),
@@ -134,6 +135,14 @@ def test_a_mistake_is_one_line_that_says_what_to_do(arguments: list[str], code: 
     assert words in result.stderr
 
 
+def test_a_server_that_does_not_start_leaves_the_log_of_this_process_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    root = logging.getLogger()
+    before = root.handlers[:], root.level
+    assert "cannot serve" in mq("serve", "--data", str(tmp_path / "file" / "below"), "--port", "0").stderr
+    assert (root.handlers, root.level) == before
+
+
 def test_a_topic_is_created_listed_and_described(server: Server) -> None:
     url = server.url
     assert rows(mq("topic", "create", "shapes", "-p", "3", "--json", url=url))[0]["partitions"] == 3
@@ -149,6 +158,25 @@ def test_a_topic_is_created_listed_and_described(server: Server) -> None:
     missing = mq("topic", "describe", "nowhere", url=url)
     assert missing.returncode == 1
     assert "mq topic create" in missing.stderr
+
+
+def test_light_queues_are_listed_a_page_at_a_time(tmp_path: Path) -> None:
+    settings = tmp_path / "mq.toml"
+    settings.write_text('[store]\nindex = "rocksdb"\n')
+    server = Server(tmp_path / "data", "--config", str(settings))
+    try:
+        url = server.url
+        done(mq("topic", "create", "chat", "-p", "2", url=url))
+        done(mq("send", "chat", "1", "--queue", "room/1", "--queue", "user/42", url=url))
+        done(mq("send", "chat", "2", "--queue", "room/2", url=url))
+        assert done(mq("topic", "queues", "chat", url=url)).splitlines() == ["room/1", "room/2", "user/42"]
+        assert rows(mq("topic", "queues", "chat", "--prefix", "user/", "--json", url=url)) == [{"queue": "user/42"}]
+        first = mq("topic", "queues", "chat", "--limit", "2", url=url)
+        assert done(first).splitlines() == ["room/1", "room/2"]
+        cursor = first.stderr.split()[-1]
+        assert done(mq("topic", "queues", "chat", "--cursor", cursor, url=url)).splitlines() == ["user/42"]
+    finally:
+        assert server.stop() == 0
 
 
 def test_what_is_sent_is_tailed_with_key_and_tag(server: Server) -> None:

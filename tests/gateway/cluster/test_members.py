@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,7 @@ def own(name: str, data: str = "") -> Member:
         address=f"http://{name}:1",
         url=f"http://{name}:2",
         room="east",
+        kafka=("KAFKA://127.0.0.1:9092", "OUTSIDE://mq.example.org:9094"),
     )
 
 
@@ -54,6 +56,9 @@ def test_names_of_nodes_are_checked() -> None:
 
 def test_a_member_is_read_as_it_was_written() -> None:
     assert decode_member("n1", encode_member(own("n1"))) == own("n1")
+    without = replace(own("n1"), kafka=())
+    assert b"kafka" not in encode_member(without)
+    assert decode_member("n1", encode_member(without)) == without
     for data in (b"", b"{}", b"[]", encode_member(own("n1")).replace(b'"v":1', b'"v":2')):
         with pytest.raises(ValueError, match="not understood"):
             decode_member("n1", data)

@@ -9,15 +9,18 @@ from pathlib import Path
 import pytest
 
 from gateway.brokers.local import LocalBroker
-from gateway.cluster.members import CLUSTER, join
+from gateway.cluster.members import CLUSTER, encode_format, encode_session, format_in, join
 from gateway.cluster.memory import MemoryMetadata
-from gateway.cluster.metadata import Listing, OtherMetadata, Value
+from gateway.cluster.metadata import ABSENT, Changes, Listing, OtherMetadata, Value
+from gateway.cluster.mover import first_record, key_of
 from gateway.cluster.node import ClusterNode
 from gateway.cluster.peer_auth import Secret
-from gateway.cluster.topics import COUNTERS, Counters, encode_counters
+from gateway.cluster.record import encode
+from gateway.cluster.topics import COUNTERS, Counters, TopicRecord, encode_counters, encode_topic
 from gateway.routing.table import RouteTable
 from store import Store
-from store.topics import FIRST_USER_TOPIC_ID
+from store.data_format import VERSION as DATA_VERSION
+from store.topics import FIRST_USER_TOPIC_ID, Topic
 from tests.clock import FakeClock
 from tests.gateway.cluster.test_members import disk, own
 from tests.gateway.groups.coordinator.world import PlainTimer
@@ -72,3 +75,78 @@ async def test_a_topic_is_deleted_when_the_metadata_says_so_and_only_then() -> N
         )
         await node._see(await metadata.list(""))
         assert names(store) == ["bills"]
+
+
+async def test_a_topic_may_be_told_before_the_broker_on_which_it_begins() -> None:
+    """Another node tells of the topic it has made; what the watch says of brokers comes later."""
+    metadata = MemoryMetadata()
+    async with joined(metadata) as (node, _):
+        await join(metadata, ROOT, disk(), own("n2"), [], next_topic_id=FIRST_USER_TOPIC_ID)
+        topic = Topic(FIRST_USER_TOPIC_ID, "orders", 2, 1)
+        record = TopicRecord(topic, ((0, ("n1", "n2")),))
+        moved = first_record(topic.topic_id, 0, "n2")
+        changes = {"topics/orders": encode_topic(record), key_of(topic.topic_id, 0): encode(moved)}
+        counters = await metadata.get(COUNTERS)
+        assert counters is not None
+        await metadata.compare_and_set(
+            {**dict.fromkeys(changes, ABSENT), COUNTERS: counters.revision},
+            {**changes, COUNTERS: encode_counters(Counters(topic.topic_id + 1, 2))},
+        )
+        await node.look_at("orders")
+        assert [node._routes.broker_name("orders", partition) for partition in (0, 1)] == ["n1", "n2"]
+        await node._see(await metadata.list(""))
+        assert [node._routes.broker_name("orders", partition) for partition in (0, 1)] == ["n2", "n2"]
+
+
+async def test_a_chain_that_was_heard_before_its_broker_is_applied_with_it() -> None:
+    metadata = MemoryMetadata()
+    async with joined(metadata) as (node, _):
+        topic = await node.create_topic("orders", 1)
+        await join(metadata, ROOT, disk(), own("n2"), [], next_topic_id=FIRST_USER_TOPIC_ID)
+        key = key_of(topic.topic_id, 0)
+        await metadata.compare_and_set({key: ABSENT}, {key: encode(first_record(topic.topic_id, 0, "n2"))})
+        await node.refresh("orders", 0)
+        assert node._routes.broker_name("orders", 0) == "n1", "nobody here knows n2 yet"
+        listing = await metadata.list("")
+        await node._see(Changes(listing.revision, {"brokers/n2": listing.values["brokers/n2"]}))
+        assert node._routes.broker_name("orders", 0) == "n2"
+
+
+async def test_light_queues_wait_until_all_nodes_know_them() -> None:
+    metadata = MemoryMetadata()
+    async with joined(metadata) as (node, _):
+        await join(metadata, ROOT, disk(), own("n2"), [], next_topic_id=FIRST_USER_TOPIC_ID)
+
+        async def lacking() -> list[str]:
+            await node._see(await metadata.list(""))
+            return node._routes.lacking(DATA_VERSION)
+
+        assert await lacking() == ["n2"], "it has not said what it knows"
+        old = b'{"v":1,"process":"a program from before that"}'
+        revision = await metadata.compare_and_set({"nodes/n2": ABSENT}, {"nodes/n2": old})
+        assert revision is not None
+        assert await lacking() == ["n2"]
+        new = encode_session("upgraded", DATA_VERSION)
+        kept = {"formats/n2": encode_format(DATA_VERSION)}
+        revision = await metadata.compare_and_set(
+            {"nodes/n2": revision, "formats/n2": ABSENT}, {"nodes/n2": new, **kept}
+        )
+        assert revision is not None
+        assert await lacking() == []
+        assert node._routes.lacking(DATA_VERSION + 1) == ["n2"]
+        gone = await metadata.compare_and_set({"nodes/n2": revision}, {"nodes/n2": None})
+        assert gone is not None
+        assert await lacking() == [], "it restarts"
+        await metadata.compare_and_set({"nodes/n2": ABSENT}, {"nodes/n2": old})
+        assert await lacking() == ["n2"], "it has gone back to the version before"
+
+
+async def test_a_node_says_what_it_knows() -> None:
+    metadata = MemoryMetadata()
+    async with joined(metadata) as (node, _), node.in_session("one"):
+        values = (await metadata.list("")).values
+        assert {key: format_in(values[key].data) for key in ("nodes/n1", "formats/n1")} == {
+            "nodes/n1": DATA_VERSION,
+            "formats/n1": DATA_VERSION,
+        }
+        assert node._routes.lacking(DATA_VERSION) == [], "it knows itself"

@@ -93,3 +93,19 @@ def test_senders_are_bounded_and_silent_ones_forgotten(monkeypatch: pytest.Monke
     later = NOW_MS + 2 * CLOCK_SKEW_MS_MAX + 1
     seen.check(Stamp("c", 1, later), later)
     assert seen._senders.keys() == {"c"}
+
+
+def test_a_secret_that_is_rotated_sends_with_the_new_one_and_accepts_what_it_is_told() -> None:
+    old, new = b"the old secret of all", b"the new secret of all"
+    secret = Secret(old)
+    former = secret.current
+    secret.rotate(old, new)
+    assert [each.proof() for each in secret.accepted] == [Secret(old).proof(), Secret(new).proof()]
+    secret.rotate(new, None)
+    assert secret.current.proof() == Secret(new).proof()
+    assert [each.proof() for each in secret.accepted] == [Secret(new).proof(), former.proof()]
+    secret.forget_former()
+    assert [each.proof() for each in secret.accepted] == [Secret(new).proof()]
+    with pytest.raises(ValueError, match="at least"):
+        secret.rotate(new, b"short")
+    assert secret.current.proof() == Secret(new).proof(), "nothing has changed"

@@ -161,12 +161,14 @@ class Refused(Exception):
 
 
 @asynccontextmanager
-async def served(directory: Path, etcd: EtcdServer, random: Random, count: int) -> AsyncIterator[Nodes]:
+async def served(
+    directory: Path, etcd: EtcdServer, random: Random, count: int, kind: type[Nodes] = Nodes
+) -> AsyncIterator[Nodes]:
     async with AsyncExitStack() as stack:
         await stack.enter_async_context(etcd_metadata(etcd))  # its users are there
         (directory / "cert.pem").write_bytes((etcd._cert).read_bytes())
         http = await stack.enter_async_context(aiohttp.ClientSession())
-        nodes = Nodes(directory, etcd, http, random)
+        nodes = kind(directory, etcd, http, random)
         stack.push_async_callback(nodes.end)
         await asyncio.gather(*[nodes.start(f"n{number}") for number in range(1, count + 1)])
         try:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from gateway.main import garbage
-from gateway.main.garbage import GROWN_BUSY_MIN, GROWN_IDLE, Thawing, calm_collector
+from gateway.main.garbage import GROWN_BUSY_MIN, GROWN_IDLE, Thawing, calm_collector, collector_off
 
 
 class Cycle:
@@ -80,3 +80,15 @@ def test_a_busy_server_thaws_when_there_is_twice_as_much(monkeypatch: pytest.Mon
     assert not thawing.look(is_idle=False)
     count += 1
     assert thawing.look(is_idle=False)
+
+
+@pytest.mark.parametrize("was_enabled", [True, False])
+def test_the_collector_is_off_within_the_block_and_then_as_before(was_enabled: bool) -> None:
+    before = gc.isenabled()
+    try:
+        (gc.enable if was_enabled else gc.disable)()
+        with collector_off():
+            assert not gc.isenabled()
+        assert gc.isenabled() is was_enabled
+    finally:
+        (gc.enable if before else gc.disable)()

@@ -8,7 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from gateway.main.listener import address_of, answering_not_ready, bound_kafka_sockets, bound_socket
+from gateway.main.listener import (
+    address_of,
+    advertised_kafka,
+    answering_not_ready,
+    bound_kafka_sockets,
+    bound_socket,
+)
 from gateway.settings import kafka as kafka_settings
 from gateway.settings.config import build
 from gateway.surfaces.http.starting import RecoveryProgress
@@ -63,3 +69,24 @@ def test_a_port_for_kafka_clients_that_is_taken(tmp_path: Path, monkeypatch: pyt
     for nothing in ({"kafka.enabled": False}, {"host": "0.0.0.0", "auth.enabled": True}):
         with bound_kafka_sockets(build({"data": tmp_path, "port": 0, **nothing})) as (bound, warnings):
             assert (bound, warnings) == ({}, [])
+
+
+@pytest.mark.parametrize(
+    ("client_url", "host"),
+    [("https://mq.example.org:8443", "mq.example.org"), ("http://[::1]:8082", "[::1]"), (None, socket.gethostname())],
+)
+def test_a_node_publishes_what_it_advertises_or_where_it_listens(
+    tmp_path: Path, client_url: str | None, host: str
+) -> None:
+    chosen: dict[str, object] = {"kafka.advertised": ("OUTSIDE://outside.example.org:9094",), "insecure_no_auth": True}
+    if client_url is not None:
+        chosen["cluster.client_url"] = client_url
+    listeners = ("INSIDE://127.0.0.1:0", "OUTSIDE://127.0.0.1:0", "ALL://0.0.0.0:0")
+    config = build({"data": tmp_path, "kafka.listeners": listeners, **chosen})
+    with bound_kafka_sockets(config) as (bound, _):
+        ports = {name: one.getsockname()[1] for name, one in bound.items()}
+        assert advertised_kafka(config, bound) == (
+            f"INSIDE://127.0.0.1:{ports['INSIDE']}",
+            "OUTSIDE://outside.example.org:9094",
+            f"ALL://{host}:{ports['ALL']}",
+        )

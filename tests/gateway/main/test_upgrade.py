@@ -26,9 +26,19 @@ from store.data_format import BASE_VERSION, VERSION
 from store.errors import FormatTooNew
 from store.files import OsFiles
 from store.offline.verify import verify
-from store.types import QueueKey
+from store.types import LightRecord, QueueKey
 from tests.clock import FakeClock
-from tests.samples.versions import COMMITS, DUE_AFTER_MS, HERE, LATER_AFTER_MS, SETTINGS, Sample, unpack_version
+from tests.samples.versions import (
+    COMMITS,
+    DEVICE,
+    DUE_AFTER_MS,
+    HERE,
+    INBOX,
+    LATER_AFTER_MS,
+    Sample,
+    settings_of,
+    unpack_version,
+)
 from timer.service import TimerService
 
 
@@ -57,10 +67,25 @@ class Life(NamedTuple):
             ]
         return values
 
+    async def inbox(self) -> list[str]:
+        """Values in the light queue of the sample."""
+        return [
+            (list(record_batch.decode(entry.batch))[index].value or b"").decode().strip('"')
+            for _, entry, index in await self._read_inbox()
+        ]
+
+    async def light_offsets(self) -> list[int]:
+        """The offsets there."""
+        return [offset for offset, _, _ in await self._read_inbox()]
+
+    async def _read_inbox(self) -> list[LightRecord]:
+        queue = QueueKey(self.store.topic("orders").topic_id, 0)
+        return (await self.store.read_light(queue, INBOX.encode(), 0, max_records=100, max_bytes=1 << 20)).records
+
 
 @asynccontextmanager
-async def life(root: Path, clock: FakeClock) -> AsyncIterator[Life]:
-    config = build({"data": root, **SETTINGS})
+async def life(root: Path, clock: FakeClock, commit: str) -> AsyncIterator[Life]:
+    config = build({"data": root, **settings_of(commit)})
     store = await Store.open(config.store, clock=clock)
     routes = RouteTable()
     timer = TimerService(config.timer, store, OsFiles(), clock, partitions=RoutedPartitions(routes, own=BROKER_NAME))
@@ -100,6 +125,11 @@ async def check(running: Life, sample: Sample, root: Path) -> None:
     if sample.schedule_key is not None:
         topic_id = running.store.topic("orders").topic_id
         assert await running.timer.named(topic_id, sample.schedule_key.encode()) is not None
+    if sample.inbox is not None:
+        assert await running.inbox() == sample.inbox
+        committed_there = running.gateway.groups.light_offsets.committed
+        first = (await running.light_offsets())[0]
+        assert committed_there(DEVICE, "orders", 0, INBOX) == first + 1
     assert running.recurring.table.names() == ([] if sample.recurring is None else [sample.recurring])
     tokens = PolicyFiles(running.gateway.config.auth).load().tokens
     assert {token.principal: token.id for token in tokens.values()} == (
@@ -120,24 +150,30 @@ async def test_what_an_older_version_left_is_there_and_fires_once(tmp_path: Path
     root = tmp_path / "data"
     if lost != "nothing":
         shutil.rmtree(root / "timer")
+        shutil.rmtree(root / "consumequeue.rocksdb", ignore_errors=True)
         shutil.rmtree(root / "consumequeue", ignore_errors=True)  # not there while all is kept in the snapshot
         for path in root.glob("index.*"):
             path.unlink()
     clock = FakeClock(sample.made_ms + 60_000)
-    async with life(root, clock) as running:
+    async with life(root, clock, commit) as running:
         await running.pass_to(clock, sample.made_ms + 61_000)
         await check(running, sample, root)
-        assert (root / "format").read_bytes() == b"mq data format %d\n" % BASE_VERSION
+        version = BASE_VERSION if sample.inbox is None else VERSION
+        assert (root / "format").read_bytes() == b"mq data format %d\n" % version
+        offsets_before = [] if sample.inbox is None else await running.light_offsets()
     clock = FakeClock(sample.made_ms + 2 * DUE_AFTER_MS)
-    async with life(root, clock) as running:
+    async with life(root, clock, commit) as running:
         await running.pass_to(clock, clock.now_ms())
         due = await running.values()
         assert sorted(value for values in due.values() for value in values if value.startswith("due")) == sample.due
         assert running.timer.pending_count == len(sample.later)
+        if sample.inbox is not None:
+            assert await running.inbox() == [*sample.inbox, sample.due[0]]
+            assert await running.light_offsets() == [*offsets_before, offsets_before[-1] + 1]
         await running.pass_to(clock, sample.made_ms + LATER_AFTER_MS + 60_000)
         fired = await running.values()
     for _ in range(2):
-        async with life(root, clock) as running:
+        async with life(root, clock, commit) as running:
             await running.pass_to(clock, clock.now_ms() + 60_000)
             assert await running.values() == fired
             assert running.timer.pending_count == 0
@@ -156,7 +192,7 @@ async def test_a_directory_of_a_newer_version_is_refused_and_left_as_it_is(tmp_p
     (root / "format").write_bytes(b"mq data format %d\n" % (VERSION + 1))
     before = {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in root.rglob("*") if path.is_file()}
     with pytest.raises(FormatTooNew, match=f"format {VERSION + 1}; this program knows {VERSION}: use a newer mq"):
-        async with life(root, FakeClock()):
+        async with life(root, FakeClock(), commit):
             pass
     with pytest.raises(FormatTooNew):
         verify(root)

@@ -15,7 +15,7 @@ import pytest
 from gateway.main.routes import ROUTES
 from gateway.surfaces.ws.commands import PERMISSIONS
 from loadtest.turns import Turn, measure, run
-from loadtest.turns.cases import HELD_MS_MAX, LOOKED_MS_MAX, Case, Client, Size, cases
+from loadtest.turns.cases import LOOKED_MS_MAX, Case, Client, Size, cases
 
 SHORT = {
     "produce": (
@@ -48,17 +48,14 @@ SHORT = {
 """Names of cases begin so."""
 
 
-def is_late(turn: Turn) -> bool:
-    return turn.ms > turn.held_ms_max
-
-
 def test_every_route_and_every_op_has_a_case() -> None:
     covered = {case.route for case in cases(Size.QUICK)}
     assert {row.name for row in ROUTES} <= covered
     assert {f"socket {op}" for op in PERMISSIONS} <= covered
 
 
-def test_the_dearest_requests_leave_others_their_turn(tmp_path: Path) -> None:
+def dearest(directory: Path, *, is_scaled: bool) -> list[Turn]:
+    """The longest turns of the cases of SHORT."""
     seen: set[tuple[str, str]] = set()
 
     def wanted(case: Case) -> bool:
@@ -68,10 +65,20 @@ def test_the_dearest_requests_leave_others_their_turn(tmp_path: Path) -> None:
                 return True
         return False
 
-    turns = measure(size=Size.QUICK, wanted=wanted, directory=tmp_path)
+    turns = measure(size=Size.QUICK, wanted=wanted, directory=directory, is_scaled=is_scaled)
     assert seen == {(route, name) for route, names in SHORT.items() for name in names}
-    # Other tests run beside this one: the tighter bound of some is for the long test, on a quiet machine.
-    assert [turn for turn in turns if turn.ms > HELD_MS_MAX] == []
+    return turns
+
+
+def test_the_dearest_requests_leave_others_their_turn(tmp_path: Path) -> None:
+    """Other tests run beside this one, which makes the same turn take twice the CPU time: the bound goes with the speed
+    of the machine, and the tighter one of some cases is for the long test."""
+    assert [turn for turn in dearest(tmp_path, is_scaled=True) if turn.scaled_ms > turn.held_ms_max] == []
+
+
+@pytest.mark.long
+def test_the_dearest_requests_keep_within_their_limits_on_a_quiet_machine(tmp_path: Path) -> None:
+    assert [turn for turn in dearest(tmp_path, is_scaled=False) if turn.ms > turn.held_ms_max] == []
 
 
 @pytest.mark.long
@@ -79,7 +86,7 @@ def test_nothing_that_looks_at_many_topics_groups_or_partitions_holds_the_loop_f
     """With 10,000 topics: lists, administration, Metadata, DescribeConfigs, joins, a receive from 97 of them."""
     turns = measure(size=Size.FULL, wanted=lambda case: case.held_ms_max == LOOKED_MS_MAX, directory=tmp_path)
     assert {turn.route for turn in turns} > {"receive", "list_topics", "list_groups", "kafka DescribeConfigs"}
-    assert [turn for turn in turns if is_late(turn)] == []
+    assert [turn for turn in turns if turn.ms > turn.held_ms_max] == []
 
 
 async def test_a_case_that_is_late_now_and_then_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,19 +96,22 @@ async def test_a_case_that_is_late_now_and_then_is_late(monkeypatch: pytest.Monk
     async def nothing(client: object) -> str:
         return "200"
 
-    async def measured(*turns_ms: float) -> tuple[float, int]:
+    async def measured(*turns_ms: float, slowness: float = 1.0) -> tuple[float, int]:
         left = list(turns_ms)
 
-        async def longest() -> tuple[float, str]:
+        async def longest() -> tuple[float, str, float]:
             asked[0] += 1
-            return (0.0, "") if asked[0] % 2 else (left.pop(0), "")
+            return (0.0, "", slowness) if asked[0] % 2 else (left.pop(0), "", 1.0)
 
+        monkeypatch.setattr(run, "HELD_MS_MAX", 10.0)
         asked = [0]
         case = Case("produce", "one", nothing, held_ms_max=10)  # type: ignore[arg-type]
-        turn = await run._run(cast(Client, None), case, lambda: asyncio.ensure_future(longest()))
+        turn = await run._run(cast(Client, None), case, lambda: asyncio.ensure_future(longest()), slowness > 1)
         return turn.ms, len(turns_ms) - len(left)
 
     assert await measured(10, 11, 11, 11, 11) == (10, 1)
     assert await measured(11, 3, 2, 10, 1) == (10, 5)
     assert await measured(11, 3, 2, 12, 1) == (11, 5)
+    assert await measured(20, 21, slowness=2) == (20, 1)
+    assert await measured(21, 3, 2, 22, 1, slowness=2) == (21, 5)
     assert (run.TRIES, run.LATE_MAX) == (5, 1)

@@ -25,10 +25,24 @@ COMMITS = {
     "9a5804f": "killed",  # recurring schedules
     "47bc342": "stopped",  # after 0.2.0
     "0c74b7b": "killed",  # leases by run, sealed queues
+    "fa49ee7": "killed",  # light queues: format 3
 }
 """And how the server ended."""
 
+WITH_LIGHT_QUEUES = frozenset(("fa49ee7",))
+"""They have an index in RocksDB."""
+
+INBOX = "user/1"
+DEVICE = "phone"
+
 SETTINGS = {"store.commit_log_file_bytes": 4 << 20, "store.extent_bytes": 512 << 10, "store.disk_floor_bytes": 0}
+
+
+def settings_of(commit: str) -> dict[str, object]:
+    """Of the server of a commit, and of one that reads what it left."""
+    return SETTINGS | ({"store.index": "rocksdb"} if commit in WITH_LIGHT_QUEUES else {})
+
+
 PARTITIONS = 2
 DUE_AFTER_MS = 3_600_000
 LATER_AFTER_MS = 200 * 86_400_000
@@ -59,6 +73,10 @@ class Sample(NamedTuple):
     token_id: str | None
     recurring: str | None = None
     """A recurring schedule that has not fired."""
+
+    inbox: list[str] | None = None
+    """Values in the light queue INBOX of partition 0, in order; then comes the first of `due`. The group DEVICE has
+    committed 1."""
 
 
 def unpack_version(commit: str, root: Path) -> Sample:

@@ -13,15 +13,20 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
+from urllib.parse import quote
 
 from tests.samples.versions import (
     COMMITS,
+    DEVICE,
     DUE_AFTER_MS,
     HERE,
+    INBOX,
     LATER_AFTER_MS,
     PARTITIONS,
-    SETTINGS,
+    WITH_LIGHT_QUEUES,
+    settings_of,
 )
 
 _JSON = "application/vnd.kafka.json.v2+json"
@@ -31,9 +36,9 @@ _CHECKPOINT_S = 7  # longer than a checkpoint takes to come
 class _Server:
     """`mq serve` of another tree."""
 
-    def __init__(self, tree: Path, data: Path) -> None:
+    def __init__(self, tree: Path, data: Path, settings: Mapping[str, object]) -> None:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("MQ_")}
-        environment |= {f"MQ_{name.replace('.', '_').upper()}": str(value) for name, value in SETTINGS.items()}
+        environment |= {f"MQ_{name.replace('.', '_').upper()}": str(value) for name, value in settings.items()}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "gateway", "serve", "--data", str(data), "--port", "0"],
             cwd=tree, env={**environment, "PYTHONPATH": str(tree)}, stdout=subprocess.PIPE, text=True,
@@ -66,7 +71,7 @@ def _send(server: _Server, records: list[dict[str, object]], partition: int | No
     assert server.ask("POST", path, {"records": records}, _JSON) is not None
 
 
-def _use(server: _Server, tree: Path, data: Path) -> dict[str, object]:
+def _use(server: _Server, tree: Path, data: Path, *, has_light: bool) -> dict[str, object]:
     """The requests; the fields of a Sample."""
     made = {"made_ms": time.time_ns() // 1_000_000, "schedule_key": None, "committed": None, "left": None}
     assert server.ask("PUT", "/mq/v1/topics/orders", {"partitions": PARTITIONS}) is not None
@@ -77,7 +82,14 @@ def _use(server: _Server, tree: Path, data: Path) -> dict[str, object]:
             _send(server, [{"key": f"k{value}", "value": value} for value in values], partition)
     due = [f"due-{number}" for number in range(5)]
     later = [f"later-{number}" for number in range(3)]
-    _send(server, [{"key": value, "value": value, "delay_ms": DUE_AFTER_MS} for value in due])
+    delayed: list[dict[str, object]] = [{"key": value, "value": value, "delay_ms": DUE_AFTER_MS} for value in due]
+    if has_light:
+        inbox = [f"light-{number}" for number in range(3)]
+        _send(server, [{"value": value, "queues": [INBOX, "room/1"]} for value in inbox], 0)
+        records[0] += inbox
+        made["inbox"] = inbox
+        delayed[0] |= {"queues": [INBOX], "partition": 0}
+    _send(server, delayed)
     for number, value in enumerate(later):
         record = {"key": value, "value": value, "delay_ms": LATER_AFTER_MS}
         if number == 0:
@@ -115,6 +127,11 @@ def _use(server: _Server, tree: Path, data: Path) -> dict[str, object]:
         asked = server.ask("GET", "/mq/v1/groups/stream/lag")
         assert isinstance(asked, dict)
         made["committed"] = next(row["committed"] for row in asked["partitions"] if row["partition"] == 0)
+    if has_light:
+        path = f"/mq/v1/topics/orders/queues/{quote(INBOX, safe='')}"
+        first = server.ask("GET", f"{path}/records?partition=0&limit=1")
+        assert isinstance(first, dict)
+        server.ask("PUT", f"{path}/offsets?group={DEVICE}&cursor={quote(first['next_cursor'])}")
     asked_for = {"topic": "orders", "cron": "0 0 1 1 *", "record": {"value": "yearly"}}
     if server.ask("PUT", "/mq/v1/recurring/yearly", asked_for) is not None:
         made["recurring"] = "yearly"
@@ -140,9 +157,9 @@ def make(commit: str) -> None:
         left.mkdir()
         packed = subprocess.run(["git", "archive", commit], capture_output=True, check=True).stdout
         subprocess.run(["tar", "x", "-C", tree], input=packed, check=True)
-        server = _Server(tree, left / "data")
+        server = _Server(tree, left / "data", settings_of(commit))
         try:
-            expected = _use(server, tree, left / "data")
+            expected = _use(server, tree, left / "data", has_light=commit in WITH_LIGHT_QUEUES)
             threading.Event().wait(_CHECKPOINT_S)
             behind = ["behind-the-checkpoint"]
             _send(server, [{"key": "k", "value": value} for value in behind], 1)

@@ -144,7 +144,7 @@ class Inbox:
         return self._bell
 
     def ring(self) -> None:
-        """Make the bell readable: somebody has left something here."""
+        """Make the bell readable: something was left here."""
         if self._bell is not None:
             os.eventfd_write(self._bell, 1)
 
@@ -155,7 +155,7 @@ class Inbox:
                 os.eventfd_read(self._bell)
 
     def close(self) -> None:
-        """Nobody listens any more."""
+        """No reader is left."""
         with self._filled:
             bell, self._bell = self._bell, None
         if bell is not None:
@@ -164,7 +164,7 @@ class Inbox:
 
 class Intake:
     """What a channel takes from durable queues, on lease. When the queues change, or fewer messages are wanted, a new
-    subscription takes over; the old one ends when what it has handed out is settled."""
+    subscription takes over; the old one ends when what it has delivered is settled."""
 
     def __init__(self, link: Link, channel: Any, inbox: Inbox, *, group: str, lease: Any, lease_max: Any) -> None:
         self.link = link
@@ -204,7 +204,7 @@ class Intake:
             self.link.spawn(self._pump(self._current))
 
     def retire(self) -> None:
-        """Take nothing more, and give back what nobody has had. What was handed out stays leased until it is
+        """Take nothing more, and give back what was not delivered. What was delivered stays leased until it is
         settled."""
         queue, self._current = self._current, None
         if queue is None:
@@ -509,7 +509,7 @@ class Link:
         self.call(lambda: self._stored(topic, body, tag=tag, acks=acks), timeout_s)
 
     async def _stored(self, topic: str, body: bytes | None, **options: Any) -> None:
-        """Store it, in a topic that is made again when somebody has deleted it."""
+        """Store it, in a topic that is made again when it was deleted."""
         try:
             await self.client.send(topic, body, **options)
         except Refused as error:

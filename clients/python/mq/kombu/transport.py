@@ -37,7 +37,7 @@ MAX_ATTEMPTS = 1_000
 PREFETCH_UNLIMITED = 1_000
 """Messages that a consumer without a prefetch count may hold."""
 ABSENT_S = 10.0
-"""How long a queue that nobody has declared is not asked for again: each result of `rpc://` would."""
+"""How long a queue that was not declared is not asked for again: each result of `rpc://` would."""
 GET_S = 0.25
 """How long `basic_get` waits for a message."""
 
@@ -304,7 +304,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         super().close()
 
     def abandon(self) -> None:
-        """The connection is given up. What was handed out stays leased: its tasks may be running."""
+        """The connection is given up. What was delivered stays leased: its tasks may be running."""
         if self._transport.is_of_this_process:
             if self._intake is not None:
                 self._intake.link.loop.soon(self._intake.retire)
@@ -463,7 +463,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]
             raise
 
     def _deliver_arrival(self, arrival: Arrival) -> bool:
-        """False if it is not for anybody here any more."""
+        """False if no consumer here wants it any more."""
         callback = self._callbacks.get(arrival.queue)
         intake = arrival.intake
         if arrival.is_lost:

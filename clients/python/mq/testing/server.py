@@ -130,7 +130,7 @@ class Lease:
     until_ms: float = 0.0
     receipts: set[str] = field(default_factory=set)
     sub: _Sub | None = None
-    """Who has it; None: nobody."""
+    """Which consumer has it; None: no consumer."""
 
 
 class _Group:
@@ -715,7 +715,7 @@ class Server:
     # ------------------------------------------------------------------------------------------------------- delivery
 
     def _deliver(self) -> None:
-        """Send everybody what there is for them, as far as their credit goes."""
+        """Send each subscription what there is for it, as far as their credit goes."""
         for socket in list(self._sockets):
             for sub in list(socket.subs.values()):
                 if sub.mode != "queue":

@@ -38,7 +38,8 @@ RoomOf = Callable[[str], str]
 
 
 class IllegalAssignment(ValueError):
-    """A strategy, or a member that computed an assignment, gave a partition away twice or to nobody who can have it."""
+    """A strategy, or a member that computed an assignment, gave a partition away twice, or to a member that may not
+    have it."""
 
 
 class Strategy(Protocol):

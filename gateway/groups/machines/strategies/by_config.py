@@ -2,7 +2,7 @@
 
     c0 is given orders 0, c1 orders 1 and 2; partitions 0-3, members c0 and c2      c0: 0     c2: nothing
 
-A partition that is on nobody's list, or on the list of a member that is away, is consumed by nobody until it is back.
+A partition that is on no list, or on the list of a member that is away, is not consumed until the member is back.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     then c0 leaves                                        c1: 0 3 4   c2: 1 2 5
 
 With P partitions and M members, P mod M members have one more than the others. Those that hold most now get the larger
-shares; everybody keeps what fits, the smallest first; the rest goes to those who lack some. No balanced assignment
+shares; every member keeps what fits, the smallest first; the rest goes to those who lack some. No balanced assignment
 keeps more, because each member keeps min(what it holds, its share), and the larger shares go where they keep most.
 """
 

@@ -100,7 +100,7 @@ def record_fields(limits: Limits) -> dict[str, Schema]:
                     most=limits.light_queues_per_record_max,
                 )
             ),
-            "Light queues that it is in as well, each once (docs/light-queues.md). Not with a delay.",
+            "Light queues that it is in as well, each once (docs/light-queues.md).",
         ),
     }
 

@@ -45,6 +45,13 @@ NATIVE_PARTS = {
 }
 
 
+_IN_QUEUE = {
+    "message_id": STRING,
+    "queue": said(STRING, "The light queue's name."),
+    "queue_offset": said(OFFSET, "There; `offset` is the partition's."),
+}
+
+
 def native_record(required: Mapping[str, Schema], optional: Mapping[str, Schema] | None = None) -> Schema:
     """A record in the native form."""
     return obj({**_POSITION, **_TIMES, **required}, {**NATIVE_PARTS, **SHOWN, **(optional or {})})
@@ -86,6 +93,7 @@ def shown() -> dict[str, Schema]:
         ),
         "StreamLine": either(
             native_record({"message_id": STRING, "cursor": cursor}),
+            native_record({**_IN_QUEUE, "cursor": cursor}),
             obj(
                 {**_POSITION, **_TIMES, "key": ANYTHING, "value": ANYTHING, "cursor": cursor},
                 {
@@ -112,15 +120,36 @@ def shown() -> dict[str, Schema]:
         "QueueRecords": obj(
             {
                 "records": array(
-                    native_record(
-                        {
-                            "message_id": STRING,
-                            "queue": said(STRING, "The light queue's name."),
-                            "queue_offset": said(OFFSET, "There; `offset` is the partition's."),
-                        }
-                    )
+                    native_record(_IN_QUEUE),
                 ),
                 "next_cursor": said(STRING, "Send it back as `cursor`, at the end too."),
+            }
+        ),
+        "LightQueues": obj(
+            {
+                "queues": said(array(STRING), "Names, in the order of their bytes. Some may have no record left."),
+                "next_cursor": said(nullable(STRING), "Send it back as `cursor`; null at the end."),
+            }
+        ),
+        "LightQueue": obj(
+            {
+                "topic": STRING,
+                "queue": STRING,
+                "record_count": COUNT,
+                "partitions": array(
+                    obj({"partition": integer(0), "beginning_offset": OFFSET, "end_offset": OFFSET}),
+                ),
+            }
+        ),
+        "LightOffsets": obj(
+            {
+                "group": STRING,
+                "topic": STRING,
+                "queue": STRING,
+                "cursor": said(nullable(STRING), "Where the group reads on; null: it has never said."),
+                "partitions": array(
+                    obj({"partition": integer(0), "committed": OFFSET, "end_offset": OFFSET, "lag": COUNT}),
+                ),
             }
         ),
         "FoundMessages": obj(
@@ -224,8 +253,10 @@ def schedules() -> dict[str, Schema]:
         "key_base64": BASE64,
         "value": said(ANYTHING, "With include=value."),
         "value_base64": BASE64,
+        "queues": said(array(STRING), "Light queues that it will be in as well."),
     }
     recurring = {**NATIVE_PARTS, "headers": _HEADERS, "partition": PARTITION, "tag": STRING, "message_group": STRING}
+    recurring["queues"] = array(STRING)
     return {
         "RecurringRecord": obj({}, recurring),
         "Schedule": obj(row, parts),

@@ -87,7 +87,7 @@ class Gathering:
         self.ends[topic_partition] = next_offset
 
     def drop(self, topic_partition: Partition) -> None:
-        """The partition is another's now: its records are not to be handed out here."""
+        """The partition is another's now: its records are not to be delivered here."""
         self.ends.pop(topic_partition, None)
         shown, size_bytes = self._shown.pop(topic_partition, ([], 0))
         self.count -= len(shown)

@@ -4,19 +4,19 @@ Three offsets say everything about a partition, each the next record to come:
 
     committed   durable in the group; another member would begin here
     confirmed   the client has come back since it was handed what lies before: it has it
-    next        handed out in answers up to here; the last of them may never have arrived
+    next        delivered in answers up to here; the last of them may never have arrived
 
     call                        next   confirmed   committed
     subscribe (nothing stored)  0      0           -
     read, answers 0 to 9        10     0           -
     read, answers 10 to 19      20     10          10 (with auto commit, before the answer)
-    the server is restarted     10     10          10: what may not have arrived is handed out again
+    the server is restarted     10     10          10: what may not have arrived is delivered again
     commit without a body       20     20          20 (also after a restart: the client says that it has it)
 
 A restart may have cut an answer off, so the first read after it goes back to `confirmed`.
 
 So automatic commits never run ahead of the client, as they do where reading commits: a record counts as read when the
-client asks for more, commits, or deletes its instance. An answer that found no client is not handed out at all.
+client asks for more, commits, or deletes its instance. An answer that found no client does not count as delivered.
 
 An instance either subscribes (a member of the group; the coordinator gives it partitions) or is assigned partitions by
 its client. It is kept as a document with the group, so that it survives a restart.
@@ -56,7 +56,7 @@ class Position:
 
     @property
     def is_clean(self) -> bool:
-        """Whether nothing would be handed out twice if the partition moved on now."""
+        """Whether nothing would be delivered twice if the partition moved on now."""
         return self.next_offset == self.confirmed and (self.committed is None or self.committed >= self.confirmed)
 
 

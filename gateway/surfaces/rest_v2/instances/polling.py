@@ -1,7 +1,7 @@
 """One read of a consumer instance: gather what is there, and wait for more while it is not enough.
 
 A wait ends with the next record of any partition, at the deadline, or when `must_stop` says so, which is asked every
-`LOOK_S` and whenever somebody stirs the poll.
+`LOOK_S` and whenever the poll is stirred.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from typing import NamedTuple
 
 from gateway.api.read import Consumer, Tail
 from gateway.api.tasks import is_set_within, when_set
+from gateway.brokers.base import BrokerUnreachable
 from gateway.codec.filters import TagFilter
 from gateway.groups.machines.strategies.base import Partition
+from gateway.routing.patience import AGAIN_S
 from gateway.settings.limits import Limits
 from gateway.surfaces.rest_v2.instances.gathering import Gathering, Reserve
 from gateway.surfaces.rest_v2.instances.instance import Instance
@@ -68,21 +70,36 @@ class Poller:
         must_stop: Callable[[], bool],
         look_around: Callable[[Gathering], Awaitable[None]],
     ) -> Gathering:
-        """Records from the instance's positions on. `look_around` is called when somebody has set `stirred`: the
+        """Records from the instance's positions on. `look_around` is called when `stirred` was set: the
         instance may have other partitions then, and what was gathered from lost ones is to be dropped."""
         gathering = self._gathering(instance.settings, poll, reserve)
         wanted_bytes = min(instance.settings.fetch_min_bytes, gathering.bytes_max)
         ends: dict[Partition, int] = {}  # of the partitions, when they were last read
+        away: dict[Partition, BrokerUnreachable] = {}
         deadline_s = self._monotonic_s() + _timeout_ms(poll, instance.settings, self._limits) / 1000
         while True:
             for number, topic_partition in enumerate(instance.reading_order()):
                 await turn_of_others(number)
-                while not gathering.is_full and not await self._gather_from(instance, topic_partition, gathering, ends):
-                    pass
+                try:
+                    while not gathering.is_full and not await self._gather_from(
+                        instance, topic_partition, gathering, ends
+                    ):
+                        pass
+                except BrokerUnreachable as error:  # its node restarts: the others go on
+                    away[topic_partition] = error
+                    ends.pop(topic_partition, None)
+                else:
+                    away.pop(topic_partition, None)
             if gathering.is_full or (gathering.count and gathering.size_bytes >= wanted_bytes):
                 return gathering
             tails = [Tail(one.topic, one.partition, ends[one]) for one in instance.reading_order() if one in ends]
-            if not await self._woken(tails, deadline_s, stirred, must_stop):
+            look_s = self._monotonic_s() + AGAIN_S if away else deadline_s
+            if not await self._woken(tails, min(look_s, deadline_s), stirred, must_stop):
+                if look_s < deadline_s and not must_stop():
+                    continue
+                for first in away.values():
+                    if not gathering.count:
+                        raise first
                 return gathering
             if stirred.is_set():
                 stirred.clear()
@@ -147,10 +164,11 @@ class Poller:
     ) -> bool:
         """Wait until there may be more to gather; False when this read is to end."""
         woken = asyncio.Event()
-        with self._consumer.watching(tails, woken.set), when_set(stirred, woken.set):
-            while (left_s := deadline_s - self._monotonic_s()) > 0 and not must_stop():
-                if await is_set_within(woken, min(left_s, LOOK_S)):
-                    return not must_stop()
+        async with self._consumer.watching(tails, woken.set):
+            with when_set(stirred, woken.set):
+                while (left_s := deadline_s - self._monotonic_s()) > 0 and not must_stop():
+                    if await is_set_within(woken, min(left_s, LOOK_S)):
+                        return not must_stop()
         return False
 
 

@@ -5,7 +5,7 @@ its client has gone, or when the server drains. Other reads queue behind it.
 
 An instance that subscribes is a member of its group under its own name. Its client polls when it likes, so the server
 plays the member's part between calls: a partition that is to go to another member is released at once if the client
-has nothing of it that is not committed, else at the client's next call, or after `REVOKE_WAIT_MS` (what was handed out
+has nothing of it that is not committed, else at the client's next call, or after `REVOKE_WAIT_MS` (what was delivered
 and not committed is then delivered again, to the new owner). A member that is out, for whatever reason, joins again at
 its instance's next call.
 
@@ -169,7 +169,7 @@ class Instances:
             await self._forget(live)
 
     async def forget_idle(self) -> None:
-        """Forget instances nobody has called for too long. Nothing is committed that their clients may not have."""
+        """Forget instances that were not called for too long. Nothing is committed that their clients may not have."""
         overdue_s = self._monotonic_s() - self._idle_timeout_ms / 1000
         for live in [live for live in self._lives.values() if live.heard_s <= overdue_s]:
             if live.turn.locked() or live.waiting_count:
@@ -281,7 +281,7 @@ class Instances:
         """Records from the instance's positions on: at once if there are enough, else as they come, up to the timeout.
 
         Each is JSON. `reserve` is asked for memory when the first one is found. When the client goes meanwhile, nothing
-        has been handed out. `may_read` says whether it may read a topic, and `visible` what its pattern may find: who
+        has been delivered. `may_read` says whether it may read a topic, and `visible` what its pattern may find: who
         reads is not always who subscribed, nor with the rights of that time. With `topic` (REST Proxy v1) the instance
         subscribes to it by itself. Raises RequestError 403/40301 when the client may not read a topic that the instance
         has by name, 409/40901 when it subscribes to others than `topic`.
@@ -304,7 +304,7 @@ class Instances:
 
             def check_topics() -> None:
                 if not all(map(may_read, instance.owned_topics())):
-                    # Its name is not told: it may be somebody else who has subscribed to it.
+                    # Its name is not told: another client may have subscribed to it.
                     raise RequestError(FORBIDDEN, "Not allowed: receive in a topic that this consumer instance has.")
 
             async def look_around(gathering: Gathering) -> None:

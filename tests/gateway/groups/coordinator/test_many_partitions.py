@@ -4,6 +4,7 @@ is in consumers' hands, not by what there is; and everything a group may keep ha
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -12,12 +13,12 @@ from typing import Any
 import pytest
 
 from gateway.groups.coordinator import receiving
-from gateway.groups.coordinator.context import STRETCH_PARTITIONS
+from gateway.groups.coordinator.context import STRETCH_PARTITIONS, Context
 from gateway.groups.coordinator.offsets import FEW, Offsets
 from gateway.groups.coordinator.receiving import PROMISING_MAX
 from gateway.groups.coordinator.search import Lane
 from gateway.groups.machines.errors import GroupFull
-from gateway.groups.machines.progress import Start
+from gateway.groups.machines.progress import PartitionKey, Start
 from gateway.groups.machines.subscription import Subscription
 from gateway.groups.machines.table import DOCUMENT_BYTES
 from gateway.groups.protocol import OffsetCommit, TopicPartition
@@ -56,6 +57,34 @@ async def test_only_partitions_with_records_in_hands_have_a_machine() -> None:
         assert await receive(made) == ()
         await made.send(b"3")
         assert values(await receive(made)) == [b"3"]
+
+
+async def test_a_commit_of_many_partitions_is_looked_up_in_stretches_and_one_that_comes_later_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with world(partitions=STRETCH_PARTITIONS + 1) as made:
+        turn = 0
+        looked: Counter[int] = Counter()
+        key = Context.key
+
+        def counted(context: Context, topic: str, partition: int) -> PartitionKey:
+            looked[turn] += 1
+            return key(context, topic, partition)
+
+        async def count() -> None:
+            nonlocal turn
+            while True:
+                await asyncio.sleep(0)
+                turn += 1
+
+        monkeypatch.setattr(Context, "key", counted)
+        counting = asyncio.ensure_future(count())
+        every = [OffsetCommit("orders", number, 1) for number in range(STRETCH_PARTITIONS + 1)]
+        await asyncio.gather(made.groups.commit(G, every), made.groups.commit(G, [OffsetCommit("orders", 0, 2)]))
+        counting.cancel()
+        assert max(looked.values()) == STRETCH_PARTITIONS
+        both = await made.groups.committed(G, [TopicPartition("orders", number) for number in range(2)])
+        assert [one.offset for one in both] == [2, 1]
 
 
 async def test_a_receipt_from_before_a_reset_is_void_whatever_was_dropped_meanwhile() -> None:

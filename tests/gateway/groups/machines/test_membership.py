@@ -37,6 +37,7 @@ from gateway.groups.machines.strategies.averagely import Averagely
 from gateway.groups.machines.strategies.base import Assignment, Partition, Strategy
 from gateway.groups.machines.strategies.sticky import Sticky
 from gateway.groups.machines.subscription import Subscription
+from loadtest.slowness import slowness
 from tests.gateway.groups.machines.topic_view import FakeTopic
 
 ORDERS = FakeTopic("orders", 16, 2)
@@ -117,7 +118,8 @@ def test_hundreds_that_go_together_cost_what_each_has_and_not_what_the_group_has
     left = [MemberLeft("g", f"m{number:04d}", "left") for number in range(members - 1)]
     began_s = time.thread_time()
     group.do(left)
-    assert time.thread_time() - began_s < 0.3
+    taken_s = time.thread_time() - began_s
+    assert taken_s < 0.3 * slowness()
     assert group.assigned("m0999") == wide.every()[-10:]
     assert group.machine.share("m0999").generation == generation
     assert group.machine.assigned_count == 10

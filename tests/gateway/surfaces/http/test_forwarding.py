@@ -33,6 +33,10 @@ PATH = "/mq/v1/groups/g/leases"
 RECEIVE = "/mq/v1/groups/g/messages:receive"
 KERNEL_BYTES_MAX = 16 * MiB
 """What the socket buffers of two connections on one machine may hold."""
+SOCKET_HEAD = (
+    f"GET {PATH} HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: upgrade\r\n"
+    "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+).encode()
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -164,3 +168,126 @@ async def test_where_there_is_no_room_a_large_answer_is_refused_and_a_small_one_
             async with http.request(method, f"{url}{path}?size={size}", data=b"{}") as response:
                 assert response.status == status
                 assert len(await response.read()) == size or status == 503
+
+
+@pytest.mark.parametrize("connection", ["", "Connection: upgrade\r\n"])
+async def test_nothing_behind_an_upgrade_reaches_the_node_before_it_has_agreed(connection: str) -> None:
+    """A worker's headers are believed by the store's process: who could have bytes of their own read as a request
+    there could name any client's address."""
+    asked: list[str] = []
+    arrived, may_answer = asyncio.Event(), asyncio.Event()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        asked.append(request.path)
+        arrived.set()
+        await may_answer.wait()
+        return web.Response(text="no socket")
+
+    async with forwarding_to(answer) as (_, url), asyncio.timeout(PATIENCE_S):
+        port = int(url.rpartition(":")[2])
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        head = f"GET {PATH} HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\n{connection}\r\n"
+        writer.write(head.encode())
+        await arrived.wait()
+        writer.write(b"GET /smuggled HTTP/1.1\r\nHost: localhost\r\nMq-Client: 10.1.2.3\r\n\r\n" * 100)
+        await writer.drain()
+        await asyncio.sleep(0.1)
+        may_answer.set()
+        assert b"no socket" in await reader.read()
+        writer.close()
+        await asyncio.sleep(0.1)
+    assert asked == [PATH]
+
+
+async def test_what_a_client_says_before_the_node_has_agreed_to_a_socket_comes_through_then() -> None:
+    arrived, may_answer = asyncio.Event(), asyncio.Event()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        arrived.set()
+        await may_answer.wait()
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        await socket.send_str((await socket.receive_str())[::-1])
+        await socket.close()
+        return socket
+
+    async with forwarding_to(answer) as (_, url), asyncio.timeout(PATIENCE_S):
+        port = int(url.rpartition(":")[2])
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(SOCKET_HEAD)
+        await arrived.wait()
+        writer.write(b"\x81\x85\0\0\0\0hello")
+        await writer.drain()
+        await asyncio.sleep(0.1)
+        may_answer.set()
+        assert b" 101 " in await reader.readuntil(b"\r\n\r\n")
+        assert await reader.readexactly(7) == b"\x81\x05olleh"
+        writer.close()
+
+
+async def test_bytes_in_a_query_that_are_no_text_are_no_failure_of_ours() -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return web.Response(text="here")
+
+    async with forwarding_to(answer) as (_, url), asyncio.timeout(PATIENCE_S):
+        port = int(url.rpartition(":")[2])
+        for upgrade in ("", "Upgrade: websocket\r\n"):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET %b?x=\xff\xfe\xc3 HTTP/1.1\r\nHost: localhost\r\n%bConnection: close\r\n\r\n"
+                         % (PATH.encode(), upgrade.encode()))  # fmt: skip
+            said = await reader.read()
+            assert said.split(b" ", 2)[1] in (b"200", b"400"), said
+            writer.close()
+
+
+async def test_what_a_socket_is_told_waits_at_its_node_for_a_client_that_does_not_read() -> None:
+    written = [0]
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        with suppress(ConnectionError):
+            for _ in range(128):
+                await socket.send_bytes(bytes(MiB))
+                written[0] += MiB
+        return socket
+
+    async with forwarding_to(answer) as (gateway, url), asyncio.timeout(PATIENCE_S):
+        _, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]), limit=1024)
+        writer.write(SOCKET_HEAD)
+        assert await _until_still(lambda: written[0]) <= KERNEL_BYTES_MAX + 4 * MiB, "of 128 MiB"
+        while not gateway.stats.slow_close_count:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        writer.transport.abort()
+
+
+async def test_what_a_client_sends_on_a_socket_waits_there_while_the_node_does_not_read() -> None:
+    agreed, may_end = asyncio.Event(), asyncio.Event()
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        transport = request.transport
+        assert transport is not None
+        transport.pause_reading()  # type: ignore[attr-defined]
+        agreed.set()
+        await may_end.wait()
+        return socket
+
+    async with forwarding_to(answer) as (_, url), asyncio.timeout(PATIENCE_S):
+        _, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+        writer.write(SOCKET_HEAD)
+        await agreed.wait()
+        sent = [0]
+
+        async def flood() -> None:
+            while sent[0] < 128 * MiB:
+                writer.write(bytes(MiB))
+                await writer.drain()
+                sent[0] += MiB
+
+        flooding = asyncio.ensure_future(flood())
+        assert await _until_still(lambda: sent[0]) <= KERNEL_BYTES_MAX + 4 * MiB, "of 128 MiB"
+        flooding.cancel()
+        writer.transport.abort()
+        may_end.set()

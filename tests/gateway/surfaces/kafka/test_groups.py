@@ -248,6 +248,20 @@ async def test_closing_tells_those_that_wait_to_look_for_another_server() -> Non
         assert told.value.code == NOT_COORDINATOR
 
 
+async def test_what_was_kept_of_a_group_that_goes_is_forgotten_and_who_waits_in_it_is_told() -> None:
+    async with _kafka() as kafka:
+        one, two = await kafka.two()
+        waiting = [asyncio.create_task(kafka.sync(two)), kafka.join()]
+        await asyncio.sleep(0.05)
+        kafka.groups.forget(G)
+        for told in await asyncio.gather(*waiting, return_exceptions=True):
+            assert isinstance(told, Refused)
+            assert told.code == NOT_COORDINATOR
+        assert kafka.groups._states == {}
+        kafka.groups.forget(G)
+        await kafka.sync(one, {one.member_id: kafka.share(0, 1)})  # as on the node that has it then: members go on
+
+
 async def test_ids_that_were_given_out_and_not_come_back_with_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PENDING_MAX", 2)
     async with _kafka() as kafka:

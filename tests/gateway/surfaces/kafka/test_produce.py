@@ -37,17 +37,17 @@ def produce_request(version: int) -> bytes:
     return oracle.encoded(made, version)
 
 
-def fetch_request(version: int) -> bytes:
+def fetch_request(version: int, session_id: int = 0) -> bytes:
     """A Fetch request of one partition, without its header."""
     request: Any = theirs_consumer.FetchRequest
     partition = request.FetchTopic.FetchPartition(
-        version=version, partition=3, current_leader_epoch=-1, fetch_offset=42, last_fetched_epoch=-1,
+        version=version, partition=3, current_leader_epoch=5, fetch_offset=42, last_fetched_epoch=-1,
         log_start_offset=-1, partition_max_bytes=1000,
     )  # fmt: skip
     topic = request.FetchTopic(version=version, topic="orders", partitions=[partition])
     made = request(
-        version=version, replica_id=-1, max_wait_ms=500, min_bytes=1, max_bytes=2000, isolation_level=0, session_id=0,
-        session_epoch=-1, topics=[topic], forgotten_topics_data=[], rack_id="",
+        version=version, replica_id=-1, max_wait_ms=500, min_bytes=1, max_bytes=2000, isolation_level=0,
+        session_id=session_id, session_epoch=-1, topics=[topic], forgotten_topics_data=[], rack_id="",
     )  # fmt: skip
     return oracle.encoded(made, version)
 
@@ -71,7 +71,7 @@ def test_produce(version: int) -> None:
 def test_fetch(version: int) -> None:
     request = read_fetch(memoryview(fetch_request(version)), 0, version)
     assert request[:4] == (500, 1, 2000, 0)
-    assert request.topics == [("orders", [PartitionFetch(3, 42, 1000)])]
+    assert request.topics == [("orders", [PartitionFetch(3, 5 if version >= 9 else -1, 42, 1000)])]
     answered = b"".join(
         write_fetched([("orders", [PartitionBatches(3, 0, 50, 7, BATCHES), PartitionBatches(4, 1, 9, 0, ())])], version)
     )

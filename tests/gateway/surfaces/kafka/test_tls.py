@@ -35,7 +35,9 @@ async def serving(directory: Path) -> AsyncIterator[tuple[int, GatewayStats, ssl
     tls = ServerTls(TlsConfig(cert_file=cert, key_file=key)).context
     with bound_socket("127.0.0.1", 0) as bound:
         port = bound.getsockname()[1]
-        async with serving_kafka(gateway, limiter, {"KAFKA": bound}, ssl_context=tls, backlog=BACKLOG):
+        async with serving_kafka(
+            gateway, limiter, {"KAFKA": bound}, ssl_context=tls, backlog=BACKLOG, on_group_gone=[]
+        ):
             yield port, gateway.stats, ssl.create_default_context(cafile=str(cert))
 
 

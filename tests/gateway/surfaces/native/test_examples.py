@@ -12,8 +12,9 @@ from gateway.surfaces.native.examples import MEDIA_TYPES, file_of
 from tests.gateway.conftest import Client
 
 
-async def test_the_page_and_its_files_are_served_as_what_they_are(client: Client) -> None:
-    page = await client.get("/examples/")
+@pytest.mark.parametrize("path", ["/examples/", "/examples/chat.html"])
+async def test_the_page_and_its_files_are_served_as_what_they_are(client: Client, path: str) -> None:
+    page = await client.get(path)
     assert (page.status, page.content_type) == (200, "text/html")
     text = await page.text()
     names = set(re.findall(r'from "\./([^"]+)"', text))
@@ -33,8 +34,9 @@ async def test_without_its_slash_it_sends_there_so_that_its_links_hold(client: C
     assert (await client.get("/examples")).url.path == "/examples/"
 
 
-async def test_a_browser_is_allowed_the_pages_own_scripts_and_styles_and_this_server(client: Client) -> None:
-    page = await client.get("/examples/")
+@pytest.mark.parametrize("path", ["/examples/", "/examples/chat.html"])
+async def test_a_browser_is_allowed_the_pages_own_scripts_and_styles_and_this_server(client: Client, path: str) -> None:
+    page = await client.get(path)
     text = await page.text()
     policy = page.headers["Content-Security-Policy"]
     for kind in ("script", "style"):
@@ -67,3 +69,9 @@ async def test_nothing_else_is_served_whatever_a_path_says(client: Client, name:
 def test_every_file_is_part_of_the_package() -> None:
     for name in MEDIA_TYPES:
         assert len(file_of(name).body) > 1000
+
+
+def test_the_chat_has_at_most_a_hundred_lines_of_script() -> None:
+    text = file_of("chat.html").body.decode()
+    [script] = re.findall(r"<script[^>]*>(.*?)</script>", text, re.DOTALL)
+    assert script.count("\n") <= 100

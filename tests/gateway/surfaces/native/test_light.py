@@ -131,9 +131,6 @@ async def test_the_limits_of_names_are_the_same_on_every_surface(server: Whole) 
     assert "queues" in _OWN
     assert len(await rows(server, "q63")) == 3
     assert (await read(server, longest + "x"))[0] == 42251
-    code, answer = await send(server, ["a"], delay_ms=1000)
-    assert code == 42251
-    assert "delayed" in answer["message"]
 
 
 async def test_a_repeated_send_is_in_its_queues_once(server: Whole) -> None:

@@ -50,6 +50,7 @@ LEGAL: dict[str, list[dict[str, object]]] = {
             "auto_ack": True,
         },
         {"sub": "s1", "topics": ["orders"], "mode": "queue", "group": "g", "invisible_ms": 5},
+        {"sub": "s1", "topics": ["orders"], "queue": "user/42"},
         {"sub": "s1", "topics": ["orders"], "from": {"timestamp": 5}},
         {"sub": "s1", "topics": ["orders"], "from": {"orders": {"0": 5}}},
     ],

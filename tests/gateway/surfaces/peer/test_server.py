@@ -356,3 +356,42 @@ async def test_leaving_a_peer_ends_what_waits(tmp_path: Path) -> None:
         with pytest.raises((AnswerLost, BrokerUnreachable)):
             await begun
         assert not made.peer._watching
+
+
+async def test_two_nodes_know_each_other_while_the_secret_is_exchanged(tmp_path: Path) -> None:
+    """The one that asks has the new secret first, or the old one last: while both are accepted, both are answered."""
+    old, new = b"the old secret of nodes", b"the new secret of nodes"
+    asking = Secret(old)
+    async with world(tmp_path, secret=asking) as it:
+        answering = it.service._secret = Secret(old)
+        await it.peer.bounds(it.queue)
+        answering.rotate(old, new)
+        await it.peer.bounds(it.queue)
+        asking.rotate(new, old)
+        await it.peer.bounds(it.queue)
+        answering.rotate(new, old)
+        await it.peer.bounds(it.queue)
+        asking.rotate(old, None)
+        await it.peer.bounds(it.queue)
+        answering.rotate(new, None)
+        answering.forget_former()
+        with pytest.raises(BrokerUnreachable):
+            await it.peer.bounds(it.queue)
+
+
+async def test_an_error_says_for_how_long_the_other_node_has_not_been_reached(tmp_path: Path) -> None:
+    async with world(tmp_path) as it:
+        reached_at = it.peer._url.removesuffix(PATH)
+        it.peer.reach_at(f"http://127.0.0.1:{free_port()}")
+        with pytest.raises(BrokerUnreachable) as first:
+            await it.peer.bounds(it.queue)
+        await asyncio.sleep(0.05)
+        with pytest.raises(BrokerUnreachable) as second:
+            await it.peer.bounds(it.queue)
+        assert first.value.away_s < 0.05 <= second.value.away_s
+        it.peer.reach_at(reached_at)
+        await it.peer.bounds(it.queue)
+        it.peer.reach_at(f"http://127.0.0.1:{free_port()}")
+        with pytest.raises(BrokerUnreachable) as third:
+            await it.peer.bounds(it.queue)
+        assert third.value.away_s < 0.05, "it was there meanwhile"

@@ -39,6 +39,9 @@ async def test_consume_by_url_alone(server: Whole, mode: str) -> None:
 
 async def test_consume_by_url_takes_every_parameter_of_subscribe(server: Whole) -> None:
     asked: set[str] = set()
+    async with server.peer("/ws/v1/consume?topic=orders&queue=a") as peer:
+        assert (await peer.next(id=0))["error_code"] == 40963, "its index is in files"
+    asked.add("queue")
     for query, count in (
         ("topic=orders&from=earliest&batch=2&credit_bytes=100000&auto_credit=1", 10),
         ("pattern=ord.*&from=orders:0%3D4", 6),
@@ -58,7 +61,7 @@ async def test_consume_by_url_takes_every_parameter_of_subscribe(server: Whole) 
 
 async def test_produce_by_url_stores_frames_as_they_are(server: Whole) -> None:
     query = {"topic": "orders", "partition": "1", "key": "k", "tag": "t", "acks": "written"}
-    assert query.keys() == set(ProduceQuery.__struct_encode_fields__)
+    assert query.keys() | {"queues"} == set(ProduceQuery.__struct_encode_fields__), "queues: test_light.py"
     async with server.peer("/ws/v1/produce?" + "&".join(map("=".join, query.items()))) as peer:
         await peer.socket.send_bytes(b"\xff\x00")
         await peer.socket.send_str('{"a":1}')

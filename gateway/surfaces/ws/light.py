@@ -1,0 +1,193 @@
+"""A light queue as the source of a subscription: what a reader of partitions is to partitions, in the queue's own
+offsets. Only who waits costs anything: nothing is kept for a queue.
+
+With a group, how far it is in the queue is kept (gateway/groups/machines/light_offsets.py): there are no members, and
+whoever subscribes begins where the group is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NoReturn
+
+from gateway.api.light import LightReader, Rendering, commit_light
+from gateway.api.read import AtTime, Consumer, OffsetSpec, out_of_range
+from gateway.codec.records import split_lines
+from gateway.errors import RequestError, invalid
+from gateway.groups.machines.errors import GroupError
+from gateway.groups.protocol import Groups
+from gateway.routing.base import TopicView
+from gateway.surfaces.ws.commands import Form, Mode, Subscribe, UpTo
+from gateway.surfaces.ws.commits import AUTO_COMMIT_MS
+from gateway.surfaces.ws.feed import FedPartition, Feed
+from gateway.surfaces.ws.frame_cache import (
+    FETCH_BYTES,
+    RENDER_COUNT_MAX,
+    EncodedRange,
+    Portion,
+    TopicGone,
+    Wanted,
+    binary_message,
+    cut_in_ranges,
+    gap,
+)
+from gateway.surfaces.ws.reader import Reader
+from store.errors import StoreError
+from store.types import Bounds, LightRecord
+
+log = logging.getLogger(__name__)
+
+
+class LightSource:
+    """Reads one light queue of topics, in all their partitions."""
+
+    def __init__(
+        self,
+        name: bytes,
+        reader: LightReader,
+        rendering: Rendering,
+        consumer: Consumer,
+        topic_id_of: Callable[[str], int],
+    ) -> None:
+        """`topic_id_of` raises UnknownQueue for a name that no topic has."""
+        self._name = name
+        self._reader = reader
+        self._rendering = rendering
+        self._consumer = consumer
+        self._topic_id_of = topic_id_of
+
+    # Frames
+
+    def is_end(self, topic: str, partition: int, offset: int) -> bool:
+        """Whether this is known to be the end without a read."""
+        return False
+
+    def watch(self, topic: str, partition: int, end: int, wake: Callable[[], None]) -> Callable[[], None]:
+        """See `LightReader.watch`."""
+        return self._reader.watch(topic, self._name, partition, end, wake)
+
+    async def read(
+        self, topic: str, topic_id: int, partition: int, offset: int, wanted: Wanted, *, count_max: int
+    ) -> Portion:
+        """As `FrameCache.read`. An offset that retention has passed goes on at the first one that is kept."""
+        read = await self._reader.read_one(
+            topic,
+            self._name,
+            partition,
+            offset,
+            max_records=min(count_max, wanted.batch, RENDER_COUNT_MAX),
+            max_bytes=FETCH_BYTES,
+        )
+        if self._topic_id_of(topic) != topic_id:
+            raise TopicGone(topic)
+        ranges: list[EncodedRange] = []
+        start = read.records[0].offset if read.records else read.next_offset
+        if start > offset:
+            ranges.append(gap(offset, start))
+        if read.records:
+            payloads: list[bytes] | None = None
+            if wanted.form is Form.JSON:
+                messages = list(self._rendering.of(topic, self._name, partition, read.records, topic_id=None))
+            else:
+                messages, payloads = self._in_binary(topic, partition, read.records)
+            ends = [record.offset + 1 for record in read.records]
+            for message, end in zip(messages, ends, strict=True):
+                message["cursor"] = f"{topic}:{partition}={end}"
+            ranges += cut_in_ranges(start, ends[-1], ends, split_lines(messages), payloads, wanted.batch)
+        return Portion(ranges, read.max_offset)
+
+    def _in_binary(
+        self, topic: str, partition: int, records: Iterable[LightRecord]
+    ) -> tuple[list[dict[str, object]], list[bytes]]:
+        messages: list[dict[str, object]] = []
+        payloads: list[bytes] = []
+        shown_name = self._name.decode()
+        for offset, entry, index in records:
+            message, payload = binary_message(topic, partition, self._rendering.record(entry, index), entry)
+            messages.append({**message, "queue": shown_name, "queue_offset": offset})
+            payloads.append(payload)
+        return messages, payloads
+
+    # Positions
+
+    async def check_epoch(self, topic: TopicView, epoch: str | None) -> None:
+        """See `Consumer.check_epoch`."""
+        await self._consumer.check_epoch(topic, epoch)
+
+    async def bounds(self, topic: str, partition: int) -> Bounds:
+        """See `Store.light_bounds`."""
+        return self._reader.bounds(topic, self._name, partition)
+
+    async def start_offset(self, topic: str, partition: int, spec: OffsetSpec, reset: str | None = None) -> int:
+        """Where a reader begins who asks for `spec`; what retention has passed becomes the first one that is kept.
+        Raises RequestError, and as `bounds`."""
+        low, high = self._reader.bounds(topic, self._name, partition)
+        if isinstance(spec, AtTime):
+            raise invalid('from: a light queue is read from "earliest", "latest" or a cursor')
+        if isinstance(spec, str):
+            return low if spec == "earliest" else high
+        if spec > high:
+            raise out_of_range(topic, partition, spec, (low, high))
+        return max(spec, low)
+
+
+class LightStream(Reader):
+    """A subscription that begins where its group is in a light queue, and says how far it has come."""
+
+    mode = Mode.STREAM
+
+    def __init__(self, command: Subscribe, feed: Feed, *, groups: Groups, **of_reader: Any) -> None:
+        super().__init__(command, feed, **of_reader)
+        assert command.group is not None
+        assert command.queue is not None
+        self.group = self._group = command.group
+        self._queue_name = command.queue.encode()
+        self._groups = groups
+        self._auto = command.auto_ack
+        self._committed: dict[tuple[str, int], int] = {}
+
+    async def _begin(self, fed: FedPartition) -> None:
+        topic, partition = fed.key
+        known = self._groups.light_offsets.committed(self._group, topic, partition, self._queue_name.decode())
+        if known is not None:
+            low, _ = await self.positions.bounds(topic, partition)
+            fed.move(max(known, low))
+        self._committed[fed.key] = fed.offset
+
+    async def keep(self) -> NoReturn:
+        """With `auto_ack`, commit now and then what was handed over. Raises RequestError, GroupError, StoreError."""
+        while True:
+            await asyncio.sleep(AUTO_COMMIT_MS / 1000)
+            await self._commit_delivered()
+
+    async def end(self) -> None:
+        """Commit what was handed over, with `auto_ack`."""
+        try:
+            await self._commit_delivered()
+        except (RequestError, GroupError, StoreError) as error:
+            log.info("group=%s could not commit in a light queue: %s", self.group, error)
+
+    async def ack(self, up_to: Sequence[UpTo]) -> Sequence[RequestError | None]:
+        """Commit; durable on return. Raises RequestError, GroupError, StoreError."""
+        offsets: dict[str, dict[int, int]] = {}
+        for topic, partition, offset in up_to:
+            if (topic, partition) not in self._committed:
+                raise invalid(f"ack: this subscription does not have partition {partition} of {topic}")
+            offsets.setdefault(topic, {})[partition] = offset
+        for topic, of_topic in offsets.items():
+            await commit_light(self._groups, self._routes, self._group, topic, self._queue_name, of_topic)
+            self._committed.update(((topic, partition), offset) for partition, offset in of_topic.items())
+        return [None] * len(up_to)
+
+    async def _commit_delivered(self) -> None:
+        if self._auto:
+            fed_partitions = self.feed.fed_partitions
+            news = [
+                UpTo(*key, fed.delivered)
+                for key, fed in fed_partitions.items()
+                if fed.delivered > self._committed.get(key, fed.delivered)
+            ]
+            if news:
+                await self.ack(news)
