@@ -10,6 +10,8 @@ import { place, setQuery } from "../router.js";
 import { Button, Empty, ErrorNote, Fact, Field, TextInput, Waiting } from "../ui/basics.js";
 import { List, type Column } from "../ui/list.js";
 
+/** The server's refusal where it keeps no light queues. */
+const NO_QUEUES = 40963;
 const PAGE_ROWS = 100;
 const SHOWN_RECORDS = 20;
 const REFRESH_MS = 5000;
@@ -24,6 +26,7 @@ export function LightQueues(props: { topic: string }): JSX.Element {
     const answer = await get<{ queues: string[]; next_cursor: string | null }>(path`mq/v1/topics/${topic}/queues` + query({ prefix, cursor, limit: PAGE_ROWS }), signal);
     return { rows: answer.queues, next: answer.next_cursor, total: null };
   }, REFRESH_MS);
+  if (pages.error?.code === NO_QUEUES) return <Empty>{pages.error.message} See docs/light-queues.md.</Empty>;
   return (
     <>
       <form class="bar" onSubmit={(event) => {
