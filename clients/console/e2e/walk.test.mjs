@@ -289,6 +289,33 @@ test("live: Space pauses and counts; kill -9 and restart: a banner, then it goes
   await tab.end(/./);
 });
 
+test("light queues: those whose names begin so, one of them with its records; where there are none, why", { skip }, async () => {
+  const server = await new Server([], { MQ_STORE_INDEX: "rocksdb" }).start();
+  const tab = await Tab.at(server.url);
+  const { page } = tab;
+  const rows = page.locator(".list-body .row");
+  const its = new Api(server.url);
+  await its.topic("chat", { partitions: 1 });
+  await its.send("chat", [{ key: "ann", value: "hello", queues: ["room/1", "user/1"] }, { value: "again", queues: ["room/1"] }, { value: "all", queues: Array.from({ length: 60 }, (_, n) => `many/${n}`) }]);
+  await tab.open("topics/chat?tab=queues");
+  await page.getByText("62 light queues").waitFor();
+  await page.getByLabel("Name begins with").fill("room/");
+  await page.keyboard.press("Enter");
+  await until(async () => (await rows.count()) === 1, "one of them");
+  await rows.first().click();
+  await page.getByText("partition 0: 0 to 1").waitFor();
+  await page.locator(".detail").getByText("again").waitFor();
+  await tab.axe("a light queue");
+  await page.setViewportSize({ width: 360, height: 740 });
+  await tab.fits("light queues");
+  await tab.end();
+  await server.end();
+  const without = await Tab.at(open.url);
+  await without.open("topics/orders?tab=queues");
+  await without.page.getByText("See docs/light-queues.md").waitFor();
+  await without.end(/status of 409/);
+});
+
 test("groups: leases, a dead letter read, edited and sent again, redrive, purge, reset with preview", { skip }, async () => {
   await api.reject("shipping", "orders", 6, "no such sku");
   await api.call("POST", "/mq/v1/groups/shipping/messages:receive", { topics: ["orders"], max_messages: 2, consumer: "worker-2" });

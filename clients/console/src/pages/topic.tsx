@@ -9,6 +9,7 @@ import { go, href, place } from "../router.js";
 import { Button, Confirm, Empty, Fact, Tabs, Waiting, tell } from "../ui/basics.js";
 import { List, type Column } from "../ui/list.js";
 import { Browse } from "./topic_browse.js";
+import { LightQueues } from "./topic_queues.js";
 import { SendForm } from "./topic_send.js";
 import { Tail } from "./topic_tail.js";
 import { TopicDialog, type Topic } from "./topics.js";
@@ -23,8 +24,8 @@ export interface TopicDetail extends Topic {
   offsets: Bounds[];
 }
 
-type Tab = "messages" | "live" | "send" | "partitions";
-const TABS: readonly (readonly [Tab, string])[] = [["messages", "Messages"], ["live", "Live"], ["send", "Send"], ["partitions", "Partitions"]];
+type Tab = "messages" | "live" | "send" | "partitions" | "queues";
+const TABS: readonly (readonly [Tab, string])[] = [["messages", "Messages"], ["live", "Live"], ["send", "Send"], ["partitions", "Partitions"], ["queues", "Light queues"]];
 const REFRESH_MS = 3000;
 
 export function TopicPage(props: { topic: string }): JSX.Element {
@@ -67,6 +68,7 @@ export function TopicPage(props: { topic: string }): JSX.Element {
             {tab === "messages" && <Browse detail={detail} />}
             {tab === "live" && <Tail topic={topic} />}
             {tab === "send" && <SendForm detail={detail} />}
+            {tab === "queues" && <LightQueues topic={topic} />}
             {tab === "partitions" && <Partitions rows={detail.offsets} topic={topic} isStale={found.error !== null} />}
           </>
         )}
