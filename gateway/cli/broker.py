@@ -63,7 +63,8 @@ def list_(url: Url = URL_DEFAULT, as_json: Json = False) -> None:
     ]  # fmt: skip
     print_table(("broker", "state", "partitions", "sealed", "groups", "latency", "url"), cells)
     for row in rows:
-        for reason in row["reasons"]:
+        reasons = row["reasons"]
+        for reason in reasons if isinstance(reasons, list) else ():
             print_note(f"{row['broker']}: {reason}")
 
 

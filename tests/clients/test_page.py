@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.clients.behaviours import JS, PAGE, behaviours, page, python_tests
 
-COUNT = 48
+COUNT = 49
 
 
 def test_the_list_is_whole() -> None:

@@ -20,6 +20,9 @@ from gateway.groups.machines.events import (
     LeaseMoved,
     LeasesBegun,
     LeasesSet,
+    LightCommitted,
+    LightForgotten,
+    LightPosition,
     MemberJoined,
     MemberLeft,
     OffsetsCommitted,
@@ -59,6 +62,8 @@ EXAMPLES: list[Event] = [
     Barrier(),
     LeasesBegun("g", 16, 2, 0, 4, (0, 104)),
     LeasesSet("g", 16, 0, 2, 104, (OpenRecord(100, 1, 5, True, "a", "w1-1", None),)),
+    LightCommitted(16, (LightPosition(0, "phone", "user/42", 7), LightPosition(1, "phone", "user/42", -1))),
+    LightForgotten(16),
 ]
 
 

@@ -67,6 +67,7 @@ def test_routes_that_only_read_read_no_body() -> None:
     reading = ("GET", "DELETE")
     assert {row.name for row in ROUTES if row.method not in reading and row.body is Body.NONE} == {
         "root",
+        "commit_in_queue",
         "fire_schedule",
         "issue_ticket",
         "pause_recurring",

@@ -29,6 +29,7 @@ NOT_ADMINISTERING = {
     "create_instance", "delete_instance", "subscribe", "unsubscribe", "assign", "commit_offsets",
     "query_committed_offsets", "seek", "seek_to_beginning", "seek_to_end",
     "receive", "ack", "nack", "reject", "extend", "issue_ticket", "search_messages",
+    "commit_in_queue", "forget_in_queue",
 }  # fmt: skip
 """Routes that are no GET and no business of the trail: sending, searching, and consuming as a member of a group. A new
 route is either named here or has an action."""

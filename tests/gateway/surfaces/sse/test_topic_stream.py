@@ -344,7 +344,7 @@ def test_the_size_of_a_cursor_is_limited() -> None:
 
     def fits(count: int) -> bool:
         try:
-            topic_stream._check_cursor_size(followed[:count])
+            topic_stream.check_cursor_size((one.topic, 10**9, one.partition) for one in followed[:count])
         except RequestError as error:
             refusals.add(error.error_code)
             return False
