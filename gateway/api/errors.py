@@ -51,6 +51,7 @@ from gateway.recurring.errors import TooManyRecurring, UnknownRecurring
 from gateway.routing.base import UnknownPartition
 from store.errors import (
     AlreadyStored,
+    BrokerLacks,
     Corrupt,
     DiskFull,
     FormatTooNew,
@@ -120,6 +121,7 @@ ANSWERS: dict[type[Exception], _Answer] = {
     ),
     UnknownBroker: _Answer(404),
     NoTaker: _Answer(409),
+    BrokerLacks: _Answer(409),
     StillThere: _Answer(409),
     MoveConflict: _Answer(OVERLOADED, True, "The partition is being moved by others.", Overloaded.retry_after_ms),
     TimerBusy: _Answer(OVERLOADED, True, retry_after_ms=TimerBusy.retry_after_ms),
