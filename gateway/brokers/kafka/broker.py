@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from gateway.brokers.base import BrokerUnreachable
@@ -114,6 +114,7 @@ class KafkaBroker:
         self._watching: dict[int, dict[object, Callable[[Mapping[QueueKey, int]], None]]] = {}
         self._starts: dict[tuple[str, int], tuple[int, float]] = {}  # and until when it is believed
         self._waiting_bytes = 0
+        self._leaving: set[asyncio.Task[None]] = set()
 
     @property
     def name(self) -> str:
@@ -132,18 +133,29 @@ class KafkaBroker:
         """The Kafka topic in which a topic's partitions lie."""
         return self._prefix + self._topic_of(topic_id).name
 
-    def know(self, queue: QueueKey, place: Place) -> None:
-        """Learn where a tenure lies, of the partition's record; or where it has ended."""
+    def know(self, queue: QueueKey, place: Place, *, is_sealing: bool = False) -> None:
+        """Learn where a tenure lies, of the partition's record; that a move is about to seal it, or where it ended."""
         self._places[queue] = place
-        if place.end is not None and (writer := self._writers.pop(queue, None)) is not None:
-            asyncio.get_running_loop().create_task(writer.close())
+        writer = self._writers.get(queue)
+        if writer is not None and place.end is not None:
+            self._leave(queue, writer)
+        elif writer is not None and is_sealing:
+            writer.refuse()
+
+    def _leave(self, queue: QueueKey, writer: Writer) -> None:
+        if (place := self._places.get(queue)) is not None and place.end is None:
+            self._places[queue] = replace(place, end=writer.end)  # of what may be read until its record is known
+        del self._writers[queue]
+        leaving = asyncio.get_running_loop().create_task(writer.close())
+        self._leaving.add(leaving)
+        leaving.add_done_callback(self._leaving.discard)
 
     def forget_topic(self, topic_id: int) -> None:
         """A topic is gone, or is being deleted."""
         for queue in [queue for queue in self._places if queue.topic_id == topic_id]:
+            if (writer := self._writers.get(queue)) is not None:
+                self._leave(queue, writer)
             del self._places[queue]
-            if (writer := self._writers.pop(queue, None)) is not None:
-                asyncio.get_running_loop().create_task(writer.close())
         for wake in list(self._watching.get(topic_id, {}).values()):
             wake({})
 
@@ -153,8 +165,8 @@ class KafkaBroker:
         return writer is not None and writer.is_serving
 
     def has(self, queue: QueueKey) -> bool:
-        """Whether a queue is a tenure that this node serves, or did until a move began."""
-        return queue in self._writers
+        """Whether a queue is a tenure on this cluster, served by this node or not."""
+        return queue in self._places
 
     def queues_of(self, topic_id: int) -> list[QueueKey]:
         """The tenures of a topic that this node serves."""
@@ -168,6 +180,9 @@ class KafkaBroker:
     def serve(self, queue: QueueKey, place: Place) -> None:
         """Be the owner of a tenure whose record is written, from its fence on."""
         self._places[queue] = place
+        for other in self.queues_of(queue.topic_id):  # the tenure before, of which the move says no more if it is empty
+            if self._places[other].partition == place.partition:
+                self._leave(other, self._writers[other])
         self._writers[queue] = Writer(
             self._kafka, place.topic, place.partition,
             producer_id=place.fence.producer_id, epoch=place.fence.epoch, start=place.start,
@@ -355,7 +370,8 @@ class KafkaBroker:
         return place
 
     async def _bounds(self, queue: QueueKey, place: Place) -> Bounds:
-        end = place.end if place.end is not None else self.served_end(queue)
+        end = self._places.get(queue, place).end
+        end = self.served_end(queue) if end is None else end
         if end is None:
             raise BrokerUnreachable(f"queue {queue} of broker {self._name} has no owner here yet")
         return Bounds(min(max(place.start, await self._start(place)), end), end)

@@ -121,17 +121,20 @@ class Writer:
             self._running = asyncio.create_task(self._run(), name=f"appends to {self._topic}/{self._partition}")
         return call.done
 
-    async def stop(self) -> None:
-        """Take no more, and wait for what is on its way, but not long: what is not acknowledged then never is."""
+    def refuse(self) -> None:
+        """Take no more."""
         self._is_closed = True
         self._refuse_waiting()
+
+    async def stop(self) -> None:
+        """As `refuse`, and wait for what is on its way, but not long: what is not acknowledged then never is."""
+        self.refuse()
         if self._running is not None and not self._running.done():
             await asyncio.wait([self._running], timeout=DRAIN_S)
 
     async def close(self) -> None:
         """As `stop`, at once."""
-        self._is_closed = True
-        self._refuse_waiting()
+        self.refuse()
         if self._running is not None and not self._running.done():
             self._running.cancel()
             await asyncio.wait([self._running])
