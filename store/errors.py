@@ -24,6 +24,7 @@ StoreError
 ├── IndexDamaged     a consume queue and the log disagree: it can be built again
 ├── NoLightQueues    the index of this store keeps no light queues
 ├── IndexRefused     the index is of the other kind, or half rebuilt                   (start refused)
+├── BrokerLacks      the broker that a partition is on cannot do this; the message says what   (409)
 ├── StoreLocked      another process holds the data directory                          (start refused)
 └── FormatTooNew     the data directory was written by a newer version                 (start refused)
 """
@@ -168,6 +169,11 @@ class IndexRefused(StoreError):
 class NoLightQueues(StoreError):
     """Light queues were named, or read, where the index does not keep them; the message says what to run. Nothing was
     stored."""
+
+
+class BrokerLacks(StoreError):
+    """The broker that a partition is on, or is to move to, cannot do what is asked; the message says what it is.
+    Nothing was stored."""
 
 
 class StoreLocked(StoreError):

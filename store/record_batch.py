@@ -54,6 +54,8 @@ _PREFIX = struct.Struct(">qi")  # base offset, length
 _BASE_OFFSET_AND_EPOCH = struct.Struct(">qii")
 REBASED_BYTES = _BASE_OFFSET_AND_EPOCH.size
 """From the start of a batch: where the CRC does not look, and a base offset changes anything."""
+_BASE_OFFSET = struct.Struct(">q")
+_LAST_DELTA_AT = 23
 _CRC = struct.Struct(">I")
 _COUNT = struct.Struct(">i")
 _ATTRIBUTES = struct.Struct(">h")
@@ -71,6 +73,7 @@ _RECORD_BYTES_MIN = 7
 
 _MAGIC = 2
 _COMPRESSION_MASK = 0x07
+_LOG_APPEND_TIME = 0x08
 _TRANSACTIONAL = 0x10
 _CONTROL = 0x20
 _UNPACK: dict[int, Callable[[Buffer, int], bytes | bytearray]] = {2: unpack_snappy, 3: unpack_lz4}
@@ -428,6 +431,57 @@ def numbers_of(batch: Buffer) -> tuple[int, int, int]:
     them."""
     numbers: tuple[int, int, int] = _NUMBERS.unpack_from(batch, _NUMBERS_AT)
     return numbers
+
+
+def numbered(batch: Buffer, producer_id: int, epoch: int, first: int) -> bytearray:
+    """A copy of the batch as an idempotent producer sends it: of a producer and its epoch, its first record with this
+    number."""
+    made = bytearray(batch)
+    _NUMBERS.pack_into(made, _NUMBERS_AT, producer_id, epoch, first)
+    _seal(made)
+    return made
+
+
+def undated(batch: Buffer) -> bytearray:
+    """A copy of the batch whose records have their own times again, not that of its append (LogAppendTime), if its CRC
+    holds. Raises MalformedBatch."""
+    made = bytearray(batch)
+    (crc,) = _CRC.unpack_from(made, _CRC_AT)
+    with memoryview(made) as view, view[_CRC_FROM:] as covered:
+        if crc32c(covered) != crc:
+            raise MalformedBatch("the batch's CRC-32C does not match its bytes")
+    (attributes,) = _ATTRIBUTES.unpack_from(made, _CRC_FROM)
+    if attributes & _LOG_APPEND_TIME:
+        _ATTRIBUTES.pack_into(made, _CRC_FROM, attributes & ~_LOG_APPEND_TIME)
+        _seal(made)
+    return made
+
+
+def is_of_records(batch: Buffer) -> bool:
+    """False for a control batch, which has none of a user's."""
+    return not _ATTRIBUTES.unpack_from(batch, _CRC_FROM)[0] & _CONTROL
+
+
+def offsets_of(batch: Buffer) -> tuple[int, int]:
+    """The offset of the first record, and the one behind the last: a compacted batch may lack some between."""
+    (base_offset,) = _BASE_OFFSET.unpack_from(batch)
+    (last_delta,) = _LENGTH.unpack_from(batch, _LAST_DELTA_AT)
+    return base_offset, base_offset + last_delta + 1
+
+
+def whole_batches(body: Buffer) -> Iterator[memoryview]:
+    """As `split`, without the last batch when it is cut short, as in the answer to a fetch."""
+    view = memoryview(body)
+    position = 0
+    while position + HEADER_BYTES <= len(view):
+        _, length = _PREFIX.unpack_from(view, position)
+        end = position + _LENGTH_AT + length
+        if length < HEADER_BYTES - _LENGTH_AT:
+            raise MalformedBatch(f"the batch at byte {position} says it has {length + _LENGTH_AT} bytes")
+        if end > len(view):
+            return
+        yield view[position:end]
+        position = end
 
 
 def max_timestamp_ms(batch: Buffer) -> int:

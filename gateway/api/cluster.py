@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from gateway.cluster.mover import Step
@@ -91,6 +91,11 @@ class Cluster(Protocol):
         way."""
         ...
 
+    @property
+    def kafka(self) -> Collection[str]:
+        """The brokers that are Kafka clusters."""
+        ...
+
     def is_there(self, name: str) -> bool:
         """Whether a broker's node runs, as far as its session tells."""
         ...
@@ -163,6 +168,9 @@ def own_number(cluster: Cluster | None) -> int:
 
 
 def leader_of(cluster: Cluster | None, routes: Routes, topic: str, partition: int) -> int:
-    """The number of the broker that takes a partition's records. Raises UnknownQueue."""
+    """The number of the broker that takes a partition's records: this node's for one that it owns on a Kafka cluster.
+    Raises UnknownQueue."""
     broker = routes.writable(topic, partition).broker.name
-    return ALONE_NUMBER if cluster is None else cluster.members[broker].number
+    if cluster is None:
+        return ALONE_NUMBER
+    return own_number(cluster) if broker in cluster.kafka else cluster.members[broker].number

@@ -13,6 +13,7 @@ from gateway.cluster.metadata import OutcomeUnknown, Unavailable
 from gateway.cluster.mover import MoveConflict, StillThere, UnknownBroker
 from gateway.errors import (
     ALREADY_STORED,
+    BROKER_LACKS,
     DISK_FULL,
     GROUP_ACTIVE,
     GROUP_NOT_FOUND,
@@ -51,6 +52,7 @@ from gateway.recurring.errors import TooManyRecurring, UnknownRecurring
 from gateway.routing.base import UnknownPartition
 from store.errors import (
     AlreadyStored,
+    BrokerLacks,
     Corrupt,
     DiskFull,
     FormatTooNew,
@@ -120,6 +122,7 @@ ANSWERS: dict[type[Exception], _Answer] = {
     ),
     UnknownBroker: _Answer(404),
     NoTaker: _Answer(409),
+    BrokerLacks: _Answer(BROKER_LACKS),
     StillThere: _Answer(409),
     MoveConflict: _Answer(OVERLOADED, True, "The partition is being moved by others.", Overloaded.retry_after_ms),
     TimerBusy: _Answer(OVERLOADED, True, retry_after_ms=TimerBusy.retry_after_ms),

@@ -57,6 +57,10 @@ def serve(
         int | None,
         typer.Option(help="Port for the other nodes; 0 picks a free one. [dim]default: 8083[/dim]"),
     ] = None,
+    broker: Annotated[
+        list[str] | None,
+        typer.Option(help="A Kafka cluster to move partitions to: kafka1=kafka://host:9092; may be given again."),
+    ] = None,
     config: Annotated[Path | None, typer.Option(help="Settings in TOML; flags and MQ_* variables win over it.")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
     auth: Annotated[
@@ -106,6 +110,7 @@ def serve(
         "cluster.etcd": tuple(etcd) if etcd else None,
         "cluster.secret_file": secret_file,
         "cluster.internal_port": internal_port,
+        "cluster.kafka": tuple(broker) if broker else None,
         "log_level": log_level,
         "auth.enabled": auth or None,
         "insecure_no_auth": insecure_no_auth or None,

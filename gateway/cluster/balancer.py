@@ -130,6 +130,8 @@ class Balancer:
                     name = self._routes.writable(view.name, partition).broker.name
                 except UnknownQueue:  # deleted meanwhile
                     break
+                if name in self._node.kafka:  # what is there is no node's share
+                    continue
                 of_broker.setdefault(name, []).append((view.name, partition))
                 seen += 1
                 if seen % PARTITIONS_A_TURN == 0:

@@ -21,14 +21,18 @@ log = logging.getLogger(__name__)
 
 
 class ChainFollower:
-    """The records of all partitions that have moved, applied to `routes`."""
+    """The records of all partitions that have moved, applied to `routes` of node `own`."""
 
-    def __init__(self, metadata: Metadata, routes: RouteTable, broker_named: Callable[[str], Broker]) -> None:
+    def __init__(
+        self, metadata: Metadata, routes: RouteTable, broker_named: Callable[[str], Broker], *, own: str = ""
+    ) -> None:
         self._metadata = metadata
         self._routes = routes
         self._broker_named = broker_named
+        self._own = own
         self._values: dict[str, Value] = {}
         self._moving: dict[str, Known] = {}
+        self._on_kafka: dict[str, Known] = {}
 
     async def run(self) -> None:
         """Follow until cancelled."""
@@ -79,9 +83,14 @@ class ChainFollower:
         others."""
         return {_named(key): known for key, known in self._moving.items()}
 
+    def on_kafka(self) -> dict[tuple[int, int], Known]:
+        """The records of the partitions whose open segment is on a Kafka cluster, and that do not move."""
+        return {_named(key): known for key, known in self._on_kafka.items()}
+
     def _forget(self, key: str) -> None:
         self._values.pop(key, None)
         self._moving.pop(key, None)
+        self._on_kafka.pop(key, None)
 
     def _note(self, key: str, value: Value) -> None:
         known = self._values.get(key)
@@ -92,16 +101,19 @@ class ChainFollower:
 
     def _apply(self, key: str, value: Value) -> None:
         self._moving.pop(key, None)
+        self._on_kafka.pop(key, None)
         topic_id, partition = _named(key)
         if (chain := self._chain(topic_id, partition, value)) is not None:
             if (record := decode(value.data)).state is PartitionState.SEALING:
                 self._moving[key] = Known(record, value.revision)
+            elif record.open_segment.pid is not None:
+                self._on_kafka[key] = Known(record, value.revision)
             with suppress(UnknownQueue):  # not known here yet, or not any more
                 self._routes.set_chain(self._routes.by_id(topic_id).name, partition, chain)
 
     def _chain(self, topic_id: int, partition: int, value: Value) -> Chain | None:
         try:
-            return chain_of(decode(value.data), self._broker_named)
+            return chain_of(topic_id, partition, decode(value.data), self._broker_named, own=self._own)
         except (ValueError, UnknownBroker) as error:
             log.error("partition's place not applied topic_id=%d partition=%d error=%s", topic_id, partition, error)
             return None

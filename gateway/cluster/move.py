@@ -19,6 +19,10 @@ whose epoch is higher, so nothing of the one that was left can be committed (the
 An embedded broker makes a queue for each epoch (`queue_id_for`) and never opens a sealed one again. So the queue is the
 fence: whoever believes in an older epoch appends to a queue that refuses him.
 
+A Kafka partition is used again and again. Each tenure there begins with a fence, a batch of a higher epoch of the
+partition's producer, and ends at the first batch that is not its own (gateway/brokers/kafka/). One without an
+owner that serves it, as its process has ended or is in doubt, is taken over by a move to where it is.
+
 A partition whose broker is away for long may be taken over without it (`take_over`): it is not known where its queue
 ends, so the new segment begins TAKEN_OFFSETS further on, where that queue cannot have come. Nothing that was
 acknowledged is lost, or has its offset given again: not what no other node has seen, nor what the broker, when it was
@@ -65,10 +69,12 @@ def commit(
     queue: tuple[int | str, int],
     physical: int,
     now_ms: int,
+    pid: int | None = None,
+    kepoch: int = 0,
 ) -> PartitionRecord:
     """The record in which a move is done: the open segment of `record`, which is that of the intent, ends at physical
     offset `end`; records go to `queue` of the intent's target from `physical` on. An old segment without any record
-    is left out. Raises ValueError."""
+    is left out. `pid`, `kepoch`: of the fence of a target that is a Kafka partition. Raises ValueError."""
     last = record.open_segment
     if record.state is not PartitionState.SEALING or record.to is None:
         raise ValueError("only a move that was begun can be committed")
@@ -76,7 +82,14 @@ def commit(
         raise ValueError(f"the segment begins at {last.physical} and cannot end at {end}")
     sealed = replace(last, end=end, to_ms=now_ms)
     opened = SegmentRecord(
-        start=sealed.next_start, broker=record.to, queue=queue, physical=physical, epoch=record.epoch, from_ms=now_ms
+        start=sealed.next_start,
+        broker=record.to,
+        queue=queue,
+        physical=physical,
+        epoch=record.epoch,
+        from_ms=now_ms,
+        pid=pid,
+        kepoch=kepoch,
     )
     before = record.segments[:-1] if end == last.physical else (*record.segments[:-1], sealed)
     return replace(

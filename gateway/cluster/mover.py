@@ -4,26 +4,43 @@ Any node may run a move; all that it needs to know is in the metadata, so a move
 another one (`Mover.move` on the same partition). The pause of a move is from the seal to the commit: one fdatasync of
 the old broker and one change of metadata; the queue of the target is made before. What the old broker remembers of
 repeated sends is told to the new one before, too; only what came since, and the numbers of producers, in the pause.
+A Kafka cluster remembers none: a partition that comes from there is told what the last embedded broker before knew.
+
+The node that makes a move to a Kafka cluster is the owner then. Which producer, and which epoch of it, fences a Kafka
+partition next, is a key of its own, changed together with the intent: no two tenures have the same.
+
+    fences/<broker>/<Kafka topic>/<partition>    {"v": 1, "pid": 4001, "epoch": 5}
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple
+
+import orjson
 
 from gateway.brokers.base import Broker
+from gateway.brokers.kafka.broker import Fence, KafkaBroker, Place
 from gateway.cluster import move
 from gateway.cluster.metadata import ABSENT, Metadata, OutcomeUnknown
-from gateway.cluster.record import PartitionRecord, SegmentRecord, decode, encode
+from gateway.cluster.record import PartitionRecord, PartitionState, SegmentRecord, decode, encode
 from gateway.routing.table import Chain, Segment
 from store.clock import Clock
+from store.errors import BrokerLacks
 from store.types import OFFSET_MAX, QueueKey
 
 log = logging.getLogger(__name__)
 
 PARTITIONS = "partitions/"
 """Where the records of partitions are, by topic id and number."""
+
+FENCES = "fences/"
+"""Where the next fences of Kafka partitions are."""
+
+KAFKA_EPOCH_MAX = 32_766
+"""Of a producer; behind it another one goes on."""
 
 
 class MoveConflict(Exception):
@@ -70,12 +87,35 @@ def first_record(topic_id: int, partition: int, broker: str) -> PartitionRecord:
     )
 
 
-def chain_of(record: PartitionRecord, broker_named: Callable[[str], Broker]) -> Chain:
-    """The chain by which a partition is read and written, of its record. Raises UnknownBroker."""
-    return tuple(
-        Segment(broker_named(segment.broker), _queue(segment), segment.start, segment.physical, segment.end)
-        for segment in record.segments
-    )
+def chain_of(
+    topic_id: int, partition: int, record: PartitionRecord, broker_named: Callable[[str], Broker], *, own: str
+) -> Chain:
+    """The chain by which a partition is read and written on node `own`, of its record; what a Kafka broker has of it is
+    told to it. Only the owner appends to a Kafka partition: for other nodes an open segment there is a queue of its
+    node. Raises UnknownBroker."""
+    chain = []
+    for segment in record.segments:
+        broker, queue = broker_named(segment.broker), queue_of(topic_id, partition, segment)
+        if isinstance(broker, KafkaBroker):
+            broker.know(queue, place_of(segment), is_sealing=record.state is PartitionState.SEALING)
+            if segment.end is None and record.owner != own:
+                broker = broker_named(record.owner)
+        chain.append(Segment(broker, queue, segment.start, segment.physical, segment.end))
+    return tuple(chain)
+
+
+def queue_of(topic_id: int, partition: int, segment: SegmentRecord) -> QueueKey:
+    """What the brokers know a segment by."""
+    if segment.pid is not None:
+        return QueueKey(topic_id, move.queue_id_for(partition, segment.epoch))
+    return _queue(segment)
+
+
+def place_of(segment: SegmentRecord) -> Place:
+    """Where in a Kafka cluster a segment lies."""
+    topic, partition = segment.queue
+    assert segment.pid is not None
+    return Place(str(topic), partition, Fence(segment.pid, segment.kepoch), segment.physical, segment.end)
 
 
 def _queue(segment: SegmentRecord) -> QueueKey:
@@ -85,8 +125,23 @@ def _queue(segment: SegmentRecord) -> QueueKey:
     return QueueKey(topic_id, queue_id)
 
 
+class _NextFence(NamedTuple):
+    """The fence that a move writes to a Kafka partition, and the key that says so, of a revision."""
+
+    topic: str
+    partition: int
+    fence: Fence
+    key: str
+    revision: int
+
+    @property
+    def data(self) -> bytes:
+        return orjson.dumps({"v": 1, "pid": self.fence.producer_id, "epoch": self.fence.epoch})
+
+
 class Mover:
-    """Moves partitions. `home` says on which broker a partition is that has never moved."""
+    """Moves partitions. `home` says on which broker a partition is that has never moved; `own` is the node that owns
+    what this mover moves to a Kafka cluster."""
 
     def __init__(
         self,
@@ -95,11 +150,13 @@ class Mover:
         clock: Clock,
         *,
         home: Callable[[int, int], str],
+        own: str = "",
     ) -> None:
         self._metadata = metadata
         self._broker_named = broker_named
         self._clock = clock
         self._home = home
+        self._own = own
         self.moves: dict[tuple[int, int], Move] = {}
         """Those that this mover makes now, by topic id and partition."""
 
@@ -112,19 +169,27 @@ class Mover:
 
     async def move(self, topic_id: int, partition: int, to: str) -> Known:
         """Move a partition to a broker, or take up a move of it that was left; its record when it is done. The answer
-        is durable. A partition that is there already, and not moving, stays.
+        is durable. A partition that is there already, and not moving, stays; on a Kafka cluster, if this node serves
+        it.
 
-        Raises UnknownBroker, UnknownQueue, ChainFull, Unavailable before anything was changed; MoveConflict; and what
-        brokers and metadata raise. Behind the intent the partition then takes no records until a move is finished:
-        call this again, with any target.
+        Raises UnknownBroker, BrokerLacks, UnknownQueue, ChainFull, Unavailable before anything was changed;
+        MoveConflict; and what brokers and metadata raise. Behind the intent the partition then takes no records until a
+        move is finished: call this again, with any target.
         """
         known = await self.known(topic_id, partition)
-        if known.record.to is None and known.record.open_segment.broker == to:
+        if known.record.to is None and self.is_at(topic_id, partition, known.record, to):
             return known
         try:
             return await self._move(topic_id, partition, known, to)
         finally:
             self.moves.pop((topic_id, partition), None)
+
+    def is_at(self, topic_id: int, partition: int, record: PartitionRecord, to: str) -> bool:
+        """Whether a partition is on a broker, and, on a Kafka cluster, served by this node."""
+        if record.open_segment.broker != to:
+            return False
+        broker = self._broker_named(to)
+        return not isinstance(broker, KafkaBroker) or broker.serves(queue_of(topic_id, partition, record.open_segment))
 
     async def _move(self, topic_id: int, partition: int, known: Known, to: str) -> Known:
         since_ms = self._clock.now_ms()
@@ -134,36 +199,97 @@ class Mover:
 
         at("warm")
         begun = move.intent(known.record, to)
-        target = self._broker_named(to)
-        source = self._broker_named(begun.open_segment.broker)
+        last = begun.open_segment
+        source, target = self._broker_named(last.broker), self._broker_named(to)
         queue = QueueKey(topic_id, move.queue_id_for(partition, begun.epoch))
         await target.create_queue(queue)  # warm: the fdatasync that this takes is no part of the pause
-        sealed = _queue(begun.open_segment)
-        shift = begun.open_segment.start - begun.open_segment.physical
+        knowing = None if isinstance(target, KafkaBroker) else _last_embedded(begun)
         position = OFFSET_MAX  # a broker that is its own target knows all ids; the numbers of producers are a queue's
-        if begun.open_segment.broker != to:
-            position = await self._tell(source, target, sealed, queue, shift, 0)
+        if knowing is not None and knowing.broker != to:
+            position = await self._tell(knowing, target, queue, 0)
+        leaving, coming = await self._next_fences(topic_id, partition, last, source, target)
         at("intent")
-        revision = await self._set(topic_id, partition, known.revision, begun)
+        revision = await self._set(topic_id, partition, known.revision, begun, {leaving, coming})
         at("seal")
-        end = await source.seal_queue(sealed)
-        await self._tell(source, target, sealed, queue, shift, position)  # what came since
+        if isinstance(source, KafkaBroker):
+            assert leaving is not None
+            end, fenced = await self._sealed(topic_id, partition, begun, source, leaving)
+        else:
+            end, fenced = await source.seal_queue(_queue(last)), -1
+        if knowing is not None:
+            await self._tell(knowing, target, queue, position)  # what came since
         at("commit")
-        physical = (await target.bounds(queue)).max_offset
-        done = move.commit(
-            begun,
-            end=end,
-            owner=to,
-            queue=(queue.topic_id, queue.queue_id),
-            physical=physical,
-            now_ms=self._clock.now_ms(),
-        )
+        place: dict[str, Any]
+        if isinstance(target, KafkaBroker):
+            assert coming is not None
+            if coming != leaving:
+                fenced = await target.fence(coming.topic, coming.partition, coming.fence)
+            place = {
+                "owner": self._own, "queue": (coming.topic, coming.partition), "physical": fenced + 1,
+                "pid": coming.fence.producer_id, "kepoch": coming.fence.epoch,
+            }  # fmt: skip
+        else:
+            physical = (await target.bounds(queue)).max_offset
+            place = {"owner": to, "queue": (queue.topic_id, queue.queue_id), "physical": physical}
+        done = move.commit(begun, end=end, now_ms=self._clock.now_ms(), **place)
         revision = await self._set(topic_id, partition, revision, done)
+        if isinstance(target, KafkaBroker):
+            target.serve(queue, place_of(done.open_segment))
         log.info(
             "partition moved topic_id=%d partition=%d to=%s epoch=%d offset=%d",
             topic_id, partition, to, done.epoch, done.open_segment.start,
         )  # fmt: skip
         return Known(done, revision)
+
+    async def _next_fences(
+        self, topic_id: int, partition: int, last: SegmentRecord, source: Broker, target: Broker
+    ) -> tuple[_NextFence | None, _NextFence | None]:
+        """What fences the Kafka partitions that a move leaves, and comes to; the same one when they are the same."""
+        leaving = coming = None
+        if isinstance(source, KafkaBroker):
+            leaving = await self._next_fence(source, str(last.queue[0]), last.queue[1])
+        if isinstance(target, KafkaBroker):
+            topic = target.kafka_topic(topic_id)
+            is_same = target is source and last.queue == (topic, partition)
+            coming = leaving if is_same else await self._next_fence(target, topic, partition)
+        return leaving, coming
+
+    async def _next_fence(self, broker: KafkaBroker, topic: str, partition: int) -> _NextFence:
+        key = f"{FENCES}{broker.name}/{topic}/{partition}"
+        value = await self._metadata.get(key)
+        if value is not None:
+            fields = orjson.loads(value.data)
+            fence = Fence(fields["pid"], fields["epoch"] + 1)
+            if fence.epoch <= KAFKA_EPOCH_MAX:
+                return _NextFence(topic, partition, fence, key, value.revision)
+        fence = Fence(await broker.new_producer(), 0)
+        return _NextFence(topic, partition, fence, key, ABSENT if value is None else value.revision)
+
+    async def _sealed(
+        self, topic_id: int, partition: int, begun: PartitionRecord, source: KafkaBroker, leaving: _NextFence
+    ) -> tuple[int, int]:
+        """Where the open segment on a Kafka cluster has ended, and the offset of the fence that seals it."""
+        last = begun.open_segment
+        queue = queue_of(topic_id, partition, last)
+        await source.stop(queue)
+        fenced = await source.fence(leaving.topic, leaving.partition, leaving.fence)
+        served = source.served_end(queue)
+        since = max(begun.verified, last.physical) if served is None else served
+        return await source.own_end(place_of(last), since=since, until=fenced), fenced
+
+    async def verify(self, topic_id: int, partition: int) -> Known:
+        """Write down how far the open segment of a Kafka partition that this node serves is known to be its own: a
+        search for its end begins there. Raises as `move`."""
+        known = await self.known(topic_id, partition)
+        record = known.record
+        broker = self._broker_named(record.open_segment.broker)
+        if not isinstance(broker, KafkaBroker) or record.state is not PartitionState.NORMAL:
+            return known
+        end = broker.served_end(queue_of(topic_id, partition, record.open_segment))
+        if end is None or end <= record.verified:
+            return known
+        verified = replace(record, verified=end)
+        return Known(verified, await self._set(topic_id, partition, known.revision, verified))
 
     async def take_over(self, topic_id: int, partition: int, to: str) -> Known:
         """As `move`, without the broker that has the partition; see gateway/cluster/move.py. Raises as `move`."""
@@ -172,6 +298,8 @@ class Mover:
             return known
         begun = move.intent(known.record, to)
         target = self._broker_named(to)
+        if isinstance(target, KafkaBroker):
+            raise BrokerLacks("a partition is taken over to a node; it can be moved to a Kafka cluster then")
         queue = QueueKey(topic_id, move.queue_id_for(partition, begun.epoch))
         await target.create_queue(queue)
         revision = await self._set(topic_id, partition, known.revision, begun)
@@ -198,13 +326,12 @@ class Mover:
                 if segment.taken:
                     await broker.seal_queue(_queue(segment))
 
-    async def _tell(
-        self, source: Broker, target: Broker, queue: QueueKey, into: QueueKey, shift: int, position: int
-    ) -> int:
-        """Have the target remember what the source remembers of sends, from a position of the source's log on, so that
-        one that is repeated behind the move is still known (C6). Returns the position behind it."""
+    async def _tell(self, knowing: SegmentRecord, target: Broker, into: QueueKey, position: int) -> int:
+        """Have the target remember what the broker of an embedded segment remembers of sends, from a position of its
+        log on, so that one that is repeated behind the move is still known (C6). Returns the position behind it."""
+        source, shift = self._broker_named(knowing.broker), knowing.start - knowing.physical
         while True:
-            part = await source.export_ids(queue, into=into, shift=shift, since=position)
+            part = await source.export_ids(_queue(knowing), into=into, shift=shift, since=position)
             if part.content:
                 await target.import_ids(part.content)
             position = max(position, part.next_position)
@@ -215,29 +342,43 @@ class Mover:
         """Take segments off a partition's chain all of whose records have expired, and give up their queues; the record
         afterwards. Raises as `move`."""
         known = await self.known(topic_id, partition)
-        trimmed = move.trim(known.record, [await self._first_kept(segment) for segment in known.record.segments])
+        first_kept = [await self._first_kept(topic_id, partition, segment) for segment in known.record.segments]
+        trimmed = move.trim(known.record, first_kept)
         if trimmed is known.record:
             return known
         revision = await self._set(topic_id, partition, known.revision, trimmed)
         for segment in known.record.segments[: -len(trimmed.segments)]:
             if segment.end is not None:
-                await self._broker_named(segment.broker).expire_queue(_queue(segment), segment.end)
+                queue = queue_of(topic_id, partition, segment)
+                await self._broker_named(segment.broker).expire_queue(queue, segment.end)
         return Known(trimmed, revision)
 
-    async def _first_kept(self, segment: SegmentRecord) -> int:
+    async def _first_kept(self, topic_id: int, partition: int, segment: SegmentRecord) -> int:
         """The first offset that a segment's queue has; the segment's end when it was taken over and has nothing."""
-        broker, queue = self._broker_named(segment.broker), _queue(segment)
+        broker, queue = self._broker_named(segment.broker), queue_of(topic_id, partition, segment)
         if segment.taken:
             await broker.seal_queue(queue)
         low, high = await broker.bounds(queue)
         return segment.end if segment.taken and segment.end is not None and low == high else low
 
-    async def _set(self, topic_id: int, partition: int, revision: int, record: PartitionRecord) -> int:
-        """Write a record over the one of a revision; returns its own. When it is not known what became of the change,
-        the record is read: the same one is ours, or as good as ours, as only its revision is compared from here on."""
+    async def _set(
+        self,
+        topic_id: int,
+        partition: int,
+        revision: int,
+        record: PartitionRecord,
+        fences: Collection[_NextFence | None] = (),
+    ) -> int:
+        """Write a record over the one of a revision, and fences with it; returns its own revision. When it is not
+        known what became of the change, the record is read: the same one is ours, or as good as ours, as only its
+        revision is compared from here on."""
         key = key_of(topic_id, partition)
+        expected, changes = {key: revision}, {key: encode(record)}
+        for fence in fences:
+            if fence is not None:
+                expected[fence.key], changes[fence.key] = fence.revision, fence.data
         try:
-            written = await self._metadata.compare_and_set({key: revision}, {key: encode(record)})
+            written = await self._metadata.compare_and_set(expected, changes)
         except OutcomeUnknown:
             found = await self._metadata.get(key)
             if found is None or found.data != encode(record):
@@ -246,3 +387,8 @@ class Mover:
         if written is None:
             raise MoveConflict(f"partition {partition} of topic id {topic_id} was changed by another node meanwhile")
         return written
+
+
+def _last_embedded(record: PartitionRecord) -> SegmentRecord | None:
+    """The last segment whose broker remembers sends."""
+    return next((segment for segment in reversed(record.segments) if segment.pid is None), None)

@@ -10,6 +10,8 @@ of its partitions, a broker before the chains that name it. What this node chang
     move left half way   finished by the target's node after FINISH_AFTER_S, by any other one after three times that,
                          as soon as both brokers are there
     segments expired     taken off the chain by the owner of the partition
+    on a Kafka cluster   what this node owns and does not serve, as it was started again or is in doubt, it takes over
+                         anew; what a node owns that is away for TAKE_AFTER_S, any other one takes over
 
 While the metadata cannot be reached nothing of this can be changed, and records come and go as before.
 """
@@ -27,6 +29,7 @@ from typing import Any, Protocol, Unpack
 import orjson
 
 from gateway.brokers.base import Broker
+from gateway.brokers.kafka.broker import KafkaBroker
 from gateway.cluster.follower import ChainFollower
 from gateway.cluster.members import (
     BROKERS,
@@ -78,8 +81,8 @@ from gateway.routing.table import RouteTable, Segment
 from store.clock import Clock
 from store.config import StoreConfig
 from store.data_format import VERSION as DATA_VERSION
-from store.errors import StoreError, UnknownQueue
-from store.topics import FIRST_USER_TOPIC_ID, Topic, TopicChoices, check_config
+from store.errors import BrokerLacks, StoreError, UnknownQueue
+from store.topics import FIRST_USER_TOPIC_ID, RESERVED_PREFIXES, Topic, TopicChoices, check_config
 from store.topics import Changes as TopicChanges
 from store.types import QueueKey
 from store.uncancelled import to_its_end
@@ -95,6 +98,12 @@ ASK_TIMEOUT_S = 5.0
 LOOK_INTERVAL_S = 1.0
 FINISH_AFTER_S = 5.0
 """How long a move may take before another node takes it up. One takes milliseconds."""
+
+TAKE_AFTER_S = 5.0
+"""How long a node is away before others take over what it owns on a Kafka cluster."""
+
+VERIFY_INTERVAL_S = 10.0
+"""How often it is written down how far those partitions are known."""
 
 TRIM_INTERVAL_S = 60.0
 TRIES_MAX = 5
@@ -135,10 +144,12 @@ class KeptTopics(Protocol):
 
 class ClusterNode:
     """See the module. `begin`, then `run` until cancelled; `close` at the end. `on_topics` is called after topics came,
-    changed or went.
+    changed or went. `kafka`: the Kafka clusters that are brokers, by name; `doubt` is set when one of them has a
+    partition to be taken over anew.
 
     A gateway without a store has one of these too, which only follows (`follow`): without a broker of its own, or, in a
-    worker of a node, with that node's under that node's name."""
+    worker of a node, with that node's under that node's name. It reaches what is on a Kafka cluster through the node
+    that owns it."""
 
     def __init__(
         self,
@@ -151,8 +162,13 @@ class ClusterNode:
         clock: Clock,
         *,
         on_topics: Callable[[], None],
+        kafka: Mapping[str, KafkaBroker] | None = None,
+        doubt: asyncio.Event | None = None,
     ) -> None:
         self.name = name
+        self.kafka: Mapping[str, KafkaBroker] = kafka or {}
+        self._doubt = doubt or asyncio.Event()
+        self._away_since_s: dict[str, float] = {}
         self._metadata = metadata
         self._own = broker
         self._secret = secret
@@ -162,8 +178,9 @@ class ClusterNode:
         self._on_topics = on_topics
         self._peers: dict[str, PeerBroker] = {}
         self._opened = AsyncExitStack()
-        self._follower = ChainFollower(metadata, routes, self.broker_named)
-        self._mover = Mover(metadata, self.broker_named, clock, home=self._home)
+        own = "" if kafka is None else name  # who has no Kafka clusters owns nothing there
+        self._follower = ChainFollower(metadata, routes, self.broker_named, own=own)
+        self._mover = Mover(metadata, self.broker_named, clock, home=self._home, own=name)
         self._topics: dict[str, TopicRecord] = {}
         self._by_id: dict[int, TopicRecord] = {}
         self._topic_revisions: dict[str, int] = {}  # deleted ones too, until the watch tells of it
@@ -351,6 +368,8 @@ class ClusterNode:
     async def _drop_topic(self, name: str) -> None:
         if (record := self._topics.pop(name, None)) is not None:
             self._by_id.pop(record.topic.topic_id, None)
+            for kafka in self.kafka.values():
+                kafka.forget_topic(record.topic.topic_id)
         with suppress(UnknownQueue):
             self._routes.remove(await self._store.delete_topic(name))
         self._on_topics()
@@ -361,6 +380,8 @@ class ClusterNode:
         """A broker of the cluster. Raises UnknownBroker."""
         if name == self.name and self._own is not None:
             return self._own
+        if (kafka := self.kafka.get(name)) is not None:
+            return kafka
         return self.peer(name)
 
     def peer(self, name: str) -> PeerBroker:
@@ -394,8 +415,9 @@ class ClusterNode:
         return await answer(head)
 
     def is_there(self, name: str) -> bool:
-        """Whether a node's session says that it is there; of this one it is certain."""
-        return name == self.name or name in self._nodes
+        """Whether a node's session says that it is there; of this one it is certain, and of Kafka clusters it is taken
+        for granted."""
+        return name == self.name or name in self._nodes or name in self.kafka
 
     @asynccontextmanager
     async def in_session(self, data: str) -> AsyncIterator[None]:
@@ -590,6 +612,13 @@ class ClusterNode:
         if not 0 <= partition < view.partitions:
             raise UnknownPartition(f"partition {partition} of topic {topic} does not exist")
         self.broker_named(to)
+        if to in self.kafka:
+            if topic.startswith(RESERVED_PREFIXES):
+                raise BrokerLacks(f"topic {topic} is the server's own: it stays on the nodes")
+            known = await self._mover.known(view.topic_id, partition)
+            is_on = known.record.to is None and known.record.open_segment.broker == to
+            if is_on and known.record.owner != self.name and self.is_there(known.record.owner):
+                return known
         return await to_its_end(self._move(view.topic_id, partition, to))
 
     async def _move(self, topic_id: int, partition: int, to: str) -> Known:
@@ -625,6 +654,8 @@ class ClusterNode:
             raise UnknownPartition(f"partition {partition} of topic {topic} does not exist")
         known = await self._mover.known(view.topic_id, partition)
         owner = known.record.open_segment.broker
+        if owner in self.kafka:
+            raise StillThere(f"broker {owner} is a Kafka cluster: move the partition, there is nothing to take over")
         if self.is_there(owner):
             raise StillThere(f"broker {owner} is there: move the partition")
         if to is None:
@@ -654,18 +685,25 @@ class ClusterNode:
     async def _look_after(self) -> None:
         """Finish moves that were left, and take expired segments off chains."""
         loop = asyncio.get_running_loop()
-        trimmed_s = loop.time()
+        trimmed_s = verified_s = loop.time()
         await self._seal_taken()
         while True:
-            await asyncio.sleep(LOOK_INTERVAL_S)
+            await self._take_kafka(loop.time())
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._doubt.wait(), LOOK_INTERVAL_S)
+            self._doubt.clear()
             now_s = loop.time()
+            if now_s - verified_s >= VERIFY_INTERVAL_S:
+                verified_s = now_s
+                await self._verify_kafka()
             left = self._follower.moving()
             moves = [(*at, known.revision) for at, known in left.items()]
             self._seen_moving_s = {each: self._seen_moving_s.get(each, now_s) for each in moves}
             for (topic_id, partition), known in left.items():
                 to, source = known.record.to, known.record.open_segment.broker
                 assert to is not None
-                after_s = FINISH_AFTER_S if to == self.name else 3 * FINISH_AFTER_S
+                is_near = to == self.name or (to in self.kafka and known.record.owner == self.name)
+                after_s = FINISH_AFTER_S if is_near else 3 * FINISH_AFTER_S
                 since_s = self._seen_moving_s[topic_id, partition, known.revision]
                 if now_s - since_s >= after_s and self.is_there(source):
                     await self._finish(topic_id, partition, to if self.is_there(to) else source)
@@ -675,6 +713,28 @@ class ClusterNode:
                 for (topic_id, partition), known in self._follower.moved().items():
                     if known.record.owner == self.name and len(known.record.segments) > 1:
                         await self._trim(topic_id, partition)
+
+    async def _take_kafka(self, now_s: float) -> None:
+        """Take over the partitions on Kafka clusters that nobody serves."""
+        owned = self._follower.on_kafka()
+        away = {known.record.owner for known in owned.values() if not self.is_there(known.record.owner)}
+        self._away_since_s = {name: self._away_since_s.get(name, now_s) for name in away}
+        for (topic_id, partition), known in owned.items():
+            owner, broker = known.record.owner, known.record.open_segment.broker
+            if broker not in self.kafka or (topic_id, partition) in self._mover.moves:
+                continue
+            if owner == self.name:
+                is_due = not self._mover.is_at(topic_id, partition, known.record, broker)
+            else:
+                is_due = owner in away and now_s - self._away_since_s[owner] >= TAKE_AFTER_S
+            if is_due:
+                await self._finish(topic_id, partition, broker)
+
+    async def _verify_kafka(self) -> None:
+        for (topic_id, partition), known in self._follower.on_kafka().items():
+            if known.record.owner == self.name and (topic_id, partition) not in self._mover.moves:
+                with suppress(MoveConflict, MetadataError, StoreError, UnknownBroker, ValueError):
+                    self._follower.note(topic_id, partition, await self._mover.verify(topic_id, partition))
 
     async def _finish(self, topic_id: int, partition: int, to: str) -> None:
         try:

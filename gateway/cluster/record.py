@@ -5,7 +5,8 @@ One metadata key a partition, JSON:
     {"v": 1, "epoch": 17, "owner": "n2", "state": "normal", "to": null, "verified": 58,
      "segments": [
        {"start": 0, "broker": "n1", "queue": [16, 0], "physical": 0, "end": 101, "epoch": 3, "from_ms": 1, "to_ms": 9},
-       {"start": 101, "broker": "k1", "queue": ["orders", 2], "physical": 58, "end": null, "epoch": 17, "from_ms": 9}]}
+       {"start": 101, "broker": "k1", "queue": ["orders", 2], "physical": 58, "end": null, "epoch": 17, "from_ms": 9,
+        "pid": 4001, "kepoch": 5}]}
 
     epoch      the fencing number: of the owner's tenure (normal), or of the move that is under way (sealing)
     owner      the node that may append, once its segment is open
@@ -15,6 +16,8 @@ One metadata key a partition, JSON:
     queue      [topic id, queue id] of an embedded broker, [topic, partition] of a Kafka cluster
     physical   the queue's offset of the first record; `end` is the one behind the last, null while the segment is open
     from_ms    when the segment was opened; `to_ms`: when it was sealed
+    pid        of a Kafka segment: the producer whose batches are its own, and `kepoch`, its epoch of that producer.
+               Anything else in the Kafka partition is nobody's: a fence, an older owner, a stranger
     taken      true (written only then): the partition was taken over while the segment's broker was away. `end` is an
                offset that it cannot have reached; its queue ends somewhere before
 
@@ -62,6 +65,8 @@ class SegmentRecord:
     from_ms: int = 0
     to_ms: int | None = None
     taken: bool = False
+    pid: int | None = None
+    kepoch: int = 0
 
     @property
     def next_start(self) -> int:
@@ -122,6 +127,8 @@ def encode(record: PartitionRecord) -> bytes:
             fields["to_ms"] = segment.to_ms
         if segment.taken:
             fields["taken"] = True
+        if segment.pid is not None:
+            fields |= {"pid": segment.pid, "kepoch": segment.kepoch}
         segments.append(fields)
     return orjson.dumps(
         {

@@ -8,10 +8,14 @@ import secrets
 import socket
 import ssl
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
+from functools import partial
 
 from gateway.brokers.base import Broker
+from gateway.brokers.kafka.beside import Beside
+from gateway.brokers.kafka.broker import KafkaBroker
+from gateway.brokers.kafka.links import Links
 from gateway.cluster.etcd import EtcdConfig, EtcdMetadata
 from gateway.cluster.members import CannotJoin, Member, check_node_name, join
 from gateway.cluster.metadata import Unavailable
@@ -22,6 +26,7 @@ from gateway.groups.coordinator.service import Coordinator
 from gateway.main.admin import LocalAdmin
 from gateway.main.group_moves import GroupMoves, OwnGroups
 from gateway.main.identity import cluster_id
+from gateway.main.kafka_brokers import kafka_addresses
 from gateway.main.listener import address_of, listening_to_nodes, url_of
 from gateway.main.secret_files import kept_fresh, secret_in, secret_of
 from gateway.main.tls import ServerTls
@@ -36,6 +41,8 @@ from store.clock import Clock
 
 log = logging.getLogger(__name__)
 
+KAFKA_FOR_EVER_MS = -1
+"""A retention of Kafka's topics."""
 
 RETRY_S = 1.0
 
@@ -51,6 +58,7 @@ def checked(config: ClusterConfig) -> tuple[Secret, EtcdConfig]:
         tls = ssl.create_default_context(cafile=config.etcd_ca_file) if config.etcd_ca_file is not None else None
     except (OSError, ValueError) as error:
         raise ConfigError(f"cluster: {error}") from error
+    kafka_addresses(config.kafka, node=config.node or "")
     return secret, EtcdConfig(
         endpoints=config.etcd, prefix=config.prefix, user=config.etcd_user, password=password, tls=tls
     )
@@ -86,10 +94,26 @@ async def clustered(
         kafka=kafka,
         balancing=own.balance,
     )
-    async with EtcdMetadata(etcd) as metadata, kept_fresh(own, secret, metadata, etcd):
+    doubt = asyncio.Event()
+    async with (
+        EtcdMetadata(etcd) as metadata,
+        kept_fresh(own, secret, metadata, etcd),
+        AsyncExitStack() as brokers,
+    ):
+        clusters: dict[str, KafkaBroker] = {}
+        for name, address in kafka_addresses(own.kafka, node=own.node).items():
+            clusters[name] = KafkaBroker(
+                name, Links(address), clock,
+                prefix=address.prefix,
+                topic_of=admin.routes.by_id,
+                retention_ms_of=partial(_retention_ms, store, admin.routes),
+                on_doubt=doubt.set,
+            )  # fmt: skip
+            brokers.push_async_callback(clusters[name].close)
         node = ClusterNode(
-            own.node, metadata, admin.broker, secret, store, admin.routes, clock, on_topics=lambda: admin.on_change()
-        )
+            own.node, metadata, admin.broker, secret, store, admin.routes, clock,
+            on_topics=lambda: admin.on_change(), kafka=clusters, doubt=doubt,
+        )  # fmt: skip
         topics = [topic for topic in store.topics() if not topic.is_system]
         while True:
             try:
@@ -107,11 +131,12 @@ async def clustered(
                     raise CannotJoin("stopped while etcd could not be reached") from error
         admin.topics = node
         admin.routes.refresh_by = node.refresh
+        beside = Beside(admin.broker, list(clusters.values()))
         service = PeerService(
-            admin.broker,
+            beside if clusters else admin.broker,
             secret,
             clock,
-            queues_of=store.queues_of,
+            queues_of=lambda topic_id: [*store.queues_of(topic_id), *beside.queues_of(topic_id)],
             know=node.know,
             look_at=node.look_at,
             take_group=lambda *group: node.take_group(*group),
@@ -169,6 +194,13 @@ async def known(node: ClusterNode, progress: RecoveryProgress, stopping: asyncio
         with suppress(TimeoutError):
             await asyncio.wait_for(stopping.wait(), RETRY_S)
             raise CannotJoin(f"stopped while it waited for {progress.waits_for}")
+
+
+def _retention_ms(store: Store, routes: RouteTable, topic_id: int) -> int:
+    """How long a topic keeps its records, by its own setting or the server's."""
+    own = routes.by_id(topic_id).config.retention_ms
+    chosen = store.config.retention_ms if own is None else own
+    return KAFKA_FOR_EVER_MS if chosen is None else chosen
 
 
 def belonging(gateway: Gateway, groups: Coordinator, node: ClusterNode, moves: GroupMoves) -> Gateway:

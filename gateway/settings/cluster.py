@@ -47,6 +47,10 @@ class ClusterConfig:
     client_url: str | None = None
     """Where clients, and the other nodes for what belongs to one node, reach this one. Not set: its host and port."""
 
+    kafka: tuple[str, ...] = ()
+    """Kafka clusters that partitions can be moved to: name=kafka://host:port,host:port?replication=3. The same on all
+    nodes. See docs/kafka-broker.md."""
+
     balance: bool = True
     """Whether this node, when it is new to the cluster, takes its share of the partitions by itself. `mq broker add`
     has it do so at any time."""
@@ -61,6 +65,8 @@ class ClusterConfig:
             raise ValueError("cluster.balance_moves_per_s must be between 1 and 1000")
         if self.join and self.node is not None:
             raise ValueError("cluster.join and cluster.node contradict each other: a gateway is no node; choose one")
+        if self.node is None and self.kafka:
+            raise ValueError("cluster.kafka needs cluster.node and cluster.etcd, which keep where partitions are")
         if self.node is None and not self.join:
             if self.etcd:
                 raise ValueError("cluster.etcd needs cluster.node, a name for this node, or cluster.join")

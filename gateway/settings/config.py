@@ -153,6 +153,8 @@ class GatewayConfig:
             raise ConfigError(f"workers must be between 0 and {WORKERS_MAX}")
         if self.cluster.join:
             self._check_joined()
+        if self.workers and self.cluster.kafka:
+            raise ConfigError("workers: not yet on a node with a Kafka cluster as broker (cluster.kafka)")
         if not 1 <= self.partitions_default <= self.limits.partitions_max:
             raise ConfigError(f"partitions_default must be between 1 and {self.limits.partitions_max}")
         for name in (

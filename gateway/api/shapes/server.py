@@ -199,8 +199,14 @@ class ShownBroker(Answer):
 
     broker: str
     kind: Annotated[
-        Literal["embedded", "peer"],
-        one_of("embedded", "peer", said="`embedded`: the store of this node. `peer`: that of another one."),
+        Literal["embedded", "peer", "kafka"],
+        one_of(
+            "embedded",
+            "peer",
+            "kafka",
+            said="`embedded`: the store of this node. `peer`: that of another one. `kafka`: a Kafka cluster; "
+            "counted are the partitions there that this node appends to.",
+        ),
     ]
     state: Annotated[
         BrokerState,

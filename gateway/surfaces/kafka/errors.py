@@ -56,6 +56,7 @@ CODES: dict[type[Exception], int] = {
     store.RecordTooLarge: MESSAGE_TOO_LARGE,
     store.MalformedBatch: INVALID_RECORD,
     store.IllegalRecord: INVALID_RECORD,
+    store.BrokerLacks: INVALID_RECORD,
     store.ProducerFenced: INVALID_PRODUCER_EPOCH,
     store.SequenceGone: OUT_OF_ORDER_SEQUENCE,
     store.TopicExists: TOPIC_ALREADY_EXISTS,

@@ -67,7 +67,8 @@ async def _brokers(gateway: Gateway) -> list[server.ShownBroker]:
     rows = []
     cluster = gateway.cluster
     group_counts = {} if cluster is None else cluster.owned_counts(GROUPS)
-    for name in sorted({*counts, *gateway.admin.brokers(), *(() if cluster is None else cluster.members)}):
+    kafka = () if cluster is None else cluster.kafka
+    for name in sorted({*counts, *gateway.admin.brokers(), *kafka, *(() if cluster is None else cluster.members)}):
         left_ms, latency_ms = routes.avoided_ms(name, now_ms), routes.latency_ms(name)
         own_reasons = list(gateway.admin.ready()) if name in gateway.admin.brokers() else []
         state: server.BrokerState = "stopped" if own_reasons else "avoided" if left_ms else "up"
@@ -80,7 +81,7 @@ async def _brokers(gateway: Gateway) -> list[server.ShownBroker]:
         rows.append(
             server.ShownBroker(
                 broker=name,
-                kind="embedded" if name in gateway.admin.brokers() else "peer",
+                kind="embedded" if name in gateway.admin.brokers() else "kafka" if name in kafka else "peer",
                 state=state,
                 reasons=[*own_reasons, *_reasons(gateway, name, counts, group_counts)],
                 latency_ms=latency_ms,
@@ -144,6 +145,9 @@ async def plan_broker(gateway: Gateway, request: web.Request, _: bytes) -> web.S
         on.setdefault(owner, []).append((topic, partition))
     takers = set()
     for row in await _brokers(gateway):
+        if row.kind == "kafka":  # what is there is no node's share
+            on.pop(row.broker, None)
+            continue
         if row.state in ("up", "avoided") or (row.broker == name and row.state in ("draining", "drained")):
             takers.add(row.broker)
         if row.broker == name:

@@ -105,7 +105,7 @@ TOPIC = (40401,)
 PARTITION = (404, 40401, 40402)
 READS = (50002, 50350, 50351)
 WRITES = (50002, 50350, 50351, 50750)
-RECORDS = (422, 41350, 42250, 42251, 42950, 40402, 40954, 40963)
+RECORDS = (422, 41350, 42250, 42251, 42950, 40402, 40954, 40963, 40964)
 IDEMPOTENCY = (400, 422, 42254, 42950, 40957)
 QUERY = (400, 422, 42253)
 GROUP = (422, 409, 40405, 42950, 50350, 50351, 50750, 50002)
@@ -256,13 +256,13 @@ _OPS: dict[str, Operation] = {
         tag="Operations",
         body=_body(ref("MovePartition")),
         answers={200: _json("Where it is.", ref("ShownRoute"))},
-        errors=(400, 404, 422, *PARTITION, *WRITES),
+        errors=(400, 404, 40964, 422, *PARTITION, *WRITES),
     ),
     "take_over_partition": Operation(
         tag="Operations",
         body=_body(ref("TakePartition")),
         answers={200: _json("Where it is.", ref("ShownRoute"))},
-        errors=(400, 404, 409, 422, *PARTITION, *WRITES),
+        errors=(400, 404, 409, 40964, 422, *PARTITION, *WRITES),
     ),
     "take_over_broker": Operation(
         tag="Operations",

@@ -1,7 +1,7 @@
 """Three nodes that move one partition between embedded brokers and Kafka partitions, one step after the other, chosen
 by a `Random`: messages are late, lost and sent twice, clients send records again, nodes crash, Kafka forgets its
-fence, strangers write, retention takes records. The decisions are those of gateway.cluster.move and .fencing; `Rules`
-lets a test break one.
+fence, strangers write, retention takes records. The decisions are those of gateway.cluster.move and
+gateway.brokers.kafka.fencing; `Rules` lets a test break one.
 
 After each step these hold (`check`), and `finish` shows 8:
 
@@ -26,8 +26,8 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import NamedTuple
 
+from gateway.brokers.kafka.fencing import Batch, Sent, Tenure, own_end
 from gateway.cluster import move
-from gateway.cluster.fencing import Batch, Sent, Tenure, own_end
 from gateway.cluster.record import PartitionRecord, PartitionState, SegmentRecord, check
 
 NODES = ("n1", "n2", "n3")

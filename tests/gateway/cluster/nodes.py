@@ -108,8 +108,8 @@ class Cluster:
             node.routes.put(self.topic, named("n1"))
             node.reader = PartitionReader(node.routes)
             node.watcher = TailWatcher(node.routes)
-            node.mover = Mover(metadata, named, self.clock, home=lambda topic_id, partition: "n1")
-            node.follower = ChainFollower(metadata, node.routes, named)
+            node.mover = Mover(metadata, named, self.clock, home=lambda topic_id, partition: "n1", own=node.name)
+            node.follower = ChainFollower(metadata, node.routes, named, own=node.name)
             self._following[node.name] = asyncio.create_task(node.follower.run())
 
     async def pause(self, name: str) -> None:

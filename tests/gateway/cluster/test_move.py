@@ -1,6 +1,6 @@
 """The steps of a move: on records by themselves, in a world where everything goes wrong, and with each rule left out.
 
-Covers gateway.cluster.move and gateway.cluster.fencing. MQ_MOVE_STEPS sets how far the long form goes.
+Covers gateway.cluster.move and gateway.brokers.kafka.fencing. MQ_MOVE_STEPS sets how far the long form goes.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gateway.brokers.kafka.fencing import Batch, Sent, Tenure, own_end
 from gateway.cluster import move
-from gateway.cluster.fencing import Batch, Sent, Tenure, own_end
 from gateway.cluster.record import (
     SEGMENTS_MAX,
     PartitionRecord,

@@ -184,3 +184,5 @@ def test_a_gateway_without_a_store_has_nothing_that_needs_one() -> None:
         with pytest.raises(ConfigError, match=said):
             build(given)
     assert build({"data": Path("d"), **NODE, "workers": 2}).workers == 2, "of a node"
+    with pytest.raises(ConfigError, match="Kafka cluster"):
+        build({"data": Path("d"), **NODE, "workers": 2, "cluster.kafka": ("kafka1=kafka://127.0.0.1:9092",)})

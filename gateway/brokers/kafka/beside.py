@@ -1,0 +1,107 @@
+"""What other nodes ask this one for: its own store, and the partitions of Kafka clusters that it owns, as one broker.
+Queue keys tell them apart: a tenure has one that no embedded queue has."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+
+from gateway.brokers.base import Broker
+from gateway.brokers.kafka.broker import KafkaBroker
+from store.types import Acks, Append, Appended, Boundary, Bounds, ExportedIds, QueueKey, ReadResult
+
+
+class Beside:
+    """`Broker` over the own one and Kafka clusters."""
+
+    def __init__(self, own: Broker, kafka: Sequence[KafkaBroker]) -> None:
+        self._own = own
+        self._kafka = kafka
+
+    @property
+    def name(self) -> str:
+        """See `Broker.name`."""
+        return self._own.name
+
+    def queues_of(self, topic_id: int) -> list[QueueKey]:
+        """The tenures of a topic that this node serves."""
+        return [queue for kafka in self._kafka for queue in kafka.queues_of(topic_id)]
+
+    def _of(self, queue: QueueKey) -> Broker:
+        return next((kafka for kafka in self._kafka if kafka.has(queue)), self._own)
+
+    async def append(self, appends: Sequence[Append], *, acks: Acks) -> list[Appended]:
+        """See `Broker.append`."""
+        return await asyncio.shield(self.begin_append(appends, acks=acks))
+
+    def begin_append(self, appends: Sequence[Append], *, acks: Acks) -> asyncio.Future[list[Appended]]:
+        """See `Broker.begin_append`."""
+        brokers = [self._of(append.queue) for append in appends]
+        if all(broker is brokers[0] for broker in brokers):
+            return brokers[0].begin_append(appends, acks=acks)
+        begun = [broker.begin_append([append], acks=acks) for broker, append in zip(brokers, appends, strict=True)]
+        return asyncio.ensure_future(_each(begun))
+
+    async def schedule(self, append: Append, *, acks: Acks, keys: Sequence[bytes | None] = ()) -> Appended:
+        """See `Broker.schedule`."""
+        return await self._own.schedule(append, acks=acks, keys=keys)
+
+    async def read(
+        self,
+        queue: QueueKey,
+        offset: int,
+        *,
+        max_bytes: int,
+        end_offset: int | None = None,
+        tag_hashes: frozenset[int] | None = None,
+    ) -> ReadResult:
+        """See `Broker.read`."""
+        return await self._of(queue).read(
+            queue, offset, max_bytes=max_bytes, end_offset=end_offset, tag_hashes=tag_hashes
+        )
+
+    def watch(self, topic_id: int, wake: Callable[[Mapping[QueueKey, int]], None]) -> Callable[[], None]:
+        """See `Broker.watch`."""
+        call_offs = [broker.watch(topic_id, wake) for broker in (self._own, *self._kafka)]
+
+        def call_off() -> None:
+            for each in call_offs:
+                each()
+
+        return call_off
+
+    async def bounds(self, queue: QueueKey) -> Bounds:
+        """See `Broker.bounds`."""
+        return await self._of(queue).bounds(queue)
+
+    async def first_kept(self, queue: QueueKey) -> int:
+        """See `Broker.first_kept`."""
+        return await self._of(queue).first_kept(queue)
+
+    async def create_queue(self, queue: QueueKey) -> None:
+        """See `Broker.create_queue`: of the own store."""
+        await self._own.create_queue(queue)
+
+    async def seal_queue(self, queue: QueueKey) -> int:
+        """See `Broker.seal_queue`."""
+        return await self._of(queue).seal_queue(queue)
+
+    async def export_ids(self, queue: QueueKey, *, into: QueueKey, shift: int, since: int) -> ExportedIds:
+        """See `Broker.export_ids`: of the own store."""
+        return await self._own.export_ids(queue, into=into, shift=shift, since=since)
+
+    async def import_ids(self, content: bytes) -> None:
+        """See `Broker.import_ids`: to the own store."""
+        await self._own.import_ids(content)
+
+    async def expire_queue(self, queue: QueueKey, before_offset: int) -> None:
+        """See `Broker.expire_queue`."""
+        await self._of(queue).expire_queue(queue, before_offset)
+
+    async def offset_for_time(self, queue: QueueKey, time_ms: int, boundary: Boundary) -> int:
+        """See `Broker.offset_for_time`."""
+        return await self._of(queue).offset_for_time(queue, time_ms, boundary)
+
+
+async def _each(begun: Sequence[asyncio.Future[list[Appended]]]) -> list[Appended]:
+    return [appended for answer in await asyncio.gather(*begun) for appended in answer]

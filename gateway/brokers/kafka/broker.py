@@ -1,0 +1,484 @@
+"""A Kafka cluster as a broker. Partition p of topic t lies in partition p of the Kafka topic of the same name (behind
+the cluster's prefix). Every tenure of an owner is a stretch of it, and has a queue key of its own here, as an embedded
+queue has: (topic id, queue id of the epoch). Where the stretch is, and whose, the partition's record says
+(gateway/cluster/record.py): this node learns it by `know`, and serves it when a move has made it the owner (`serve`).
+
+Batches pass as they are. What is done to them: the numbers of the tenure's producer are stamped on them when they are
+sent; and when they are read, the time at which Kafka has appended them (LogAppendTime, without which Kafka forgets its
+fences by the records' own times) is taken off the records again.
+
+    a fence      a record that takes an offset of its own between two tenures. `fence` appends it, and `own_end` says
+                 where the tenure before has ended: at the first batch that is not its own
+    reads        of the served tenure: what is acknowledged. Of one that is over: up to its end. Of another one that is
+                 open: its owner is asked, not this broker
+    retention    is Kafka's own, by `retention.ms`; the first offset that it has is believed for some seconds
+
+Not here yet, and refused with BrokerLacks before anything is stored: ids of sends, delays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from gateway.brokers.base import BrokerUnreachable
+from gateway.brokers.kafka.codes import OFFSET_OUT_OF_RANGE, Stored, Verdict, judge
+from gateway.brokers.kafka.fencing import Batch, own_end
+from gateway.brokers.kafka.port import Fetched, Kafka, Refused, TopicDiffers, TopicPlan, Unreached
+from gateway.brokers.kafka.writer import FENCE_HEADER, PAUSE_S, Writer, fence_batch
+from store import record_batch
+from store.clock import Clock
+from store.errors import BrokerLacks, Corrupt, MalformedBatch, NoLightQueues, Overloaded, SealedQueue, UnknownQueue
+from store.limits import MiB
+from store.topics import partition_of
+from store.types import Acks, Append, Appended, Boundary, Bounds, Entry, ExportedIds, QueueKey, ReadResult, ReadStatus
+
+log = logging.getLogger(__name__)
+
+WAITING_BYTES_MAX = 64 * MiB
+"""Bytes of batches that wait for Kafka; beyond it appends are refused."""
+
+START_FRESH_S = 5.0
+"""How long the first offset of a partition's log is believed."""
+
+FETCH_WAIT_MS = 200
+FETCH_TRIES = 10
+"""Of records that are there: a leader that is new may not show them at once."""
+
+FENCE_TRIES = 20
+SCAN_BYTES = 4 * MiB
+
+__all__ = ["FENCE_HEADER", "Fence", "KafkaBroker", "Place"]
+
+
+class TopicOf(Protocol):
+    """What of a topic counts here."""
+
+    @property
+    def name(self) -> str:
+        """As clients name it."""
+        ...
+
+    @property
+    def partitions(self) -> int:
+        """How many."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """The producer, and its epoch, that a tenure begins with."""
+
+    producer_id: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a tenure lies: a stretch of a Kafka partition, and whose batches are its own. `end` None: it is open."""
+
+    topic: str
+    partition: int
+    fence: Fence
+    start: int
+    end: int | None
+
+
+class KafkaBroker:
+    """`Broker` over a Kafka cluster; see the module. `topic_of` finds a topic of mq by its id (UnknownQueue), and
+    `retention_ms_of` how long it keeps records. `on_doubt` is called when a tenure must be taken over anew."""
+
+    def __init__(
+        self,
+        name: str,
+        kafka: Kafka,
+        clock: Clock,
+        *,
+        prefix: str,
+        topic_of: Callable[[int], TopicOf],
+        retention_ms_of: Callable[[int], int],
+        on_doubt: Callable[[], None],
+    ) -> None:
+        self._name = name
+        self._kafka = kafka
+        self._clock = clock
+        self._prefix = prefix
+        self._topic_of = topic_of
+        self._retention_ms_of = retention_ms_of
+        self._on_doubt = on_doubt
+        self._places: dict[QueueKey, Place] = {}
+        self._writers: dict[QueueKey, Writer] = {}
+        self._watching: dict[int, dict[object, Callable[[Mapping[QueueKey, int]], None]]] = {}
+        self._starts: dict[tuple[str, int], tuple[int, float]] = {}  # and until when it is believed
+        self._waiting_bytes = 0
+        self._leaving: set[asyncio.Task[None]] = set()
+
+    @property
+    def name(self) -> str:
+        """See `Broker.name`."""
+        return self._name
+
+    async def close(self) -> None:
+        """Serve nothing any more, and leave the cluster."""
+        for writer in self._writers.values():
+            await writer.close()
+        await self._kafka.close()
+
+    # ---- tenures ---------------------------------------------------------------------------------------------------
+
+    def kafka_topic(self, topic_id: int) -> str:
+        """The Kafka topic in which a topic's partitions lie."""
+        return self._prefix + self._topic_of(topic_id).name
+
+    def know(self, queue: QueueKey, place: Place, *, is_sealing: bool = False) -> None:
+        """Learn where a tenure lies, of the partition's record; that a move is about to seal it, or where it ended."""
+        self._places[queue] = place
+        writer = self._writers.get(queue)
+        if writer is not None and place.end is not None:
+            self._leave(queue, writer)
+        elif writer is not None and is_sealing:
+            writer.refuse()
+
+    def _leave(self, queue: QueueKey, writer: Writer) -> None:
+        if (place := self._places.get(queue)) is not None and place.end is None:
+            self._places[queue] = replace(place, end=writer.end)  # of what may be read until its record is known
+        del self._writers[queue]
+        leaving = asyncio.get_running_loop().create_task(writer.close())
+        self._leaving.add(leaving)
+        leaving.add_done_callback(self._leaving.discard)
+
+    def forget_topic(self, topic_id: int) -> None:
+        """A topic is gone, or is being deleted."""
+        for queue in [queue for queue in self._places if queue.topic_id == topic_id]:
+            if (writer := self._writers.get(queue)) is not None:
+                self._leave(queue, writer)
+            del self._places[queue]
+        for wake in list(self._watching.get(topic_id, {}).values()):
+            wake({})
+
+    def serves(self, queue: QueueKey) -> bool:
+        """Whether this node may append to a tenure."""
+        writer = self._writers.get(queue)
+        return writer is not None and writer.is_serving
+
+    def has(self, queue: QueueKey) -> bool:
+        """Whether a queue is a tenure on this cluster, served by this node or not."""
+        return queue in self._places
+
+    def queues_of(self, topic_id: int) -> list[QueueKey]:
+        """The tenures of a topic that this node serves."""
+        return [queue for queue in self._writers if queue.topic_id == topic_id]
+
+    def served_end(self, queue: QueueKey) -> int | None:
+        """The offset behind all that is acknowledged in a tenure that this node serves or did; None: it never did."""
+        writer = self._writers.get(queue)
+        return None if writer is None else writer.end
+
+    def serve(self, queue: QueueKey, place: Place) -> None:
+        """Be the owner of a tenure whose record is written, from its fence on."""
+        self._places[queue] = place
+        for other in self.queues_of(queue.topic_id):  # the tenure before, of which the move says no more if it is empty
+            if self._places[other].partition == place.partition:
+                self._leave(other, self._writers[other])
+        self._writers[queue] = Writer(
+            self._kafka, place.topic, place.partition,
+            producer_id=place.fence.producer_id, epoch=place.fence.epoch, start=place.start,
+            on_stored=lambda end: self._wake(queue, end),
+            on_doubt=self._on_doubt,
+            on_freed=self._free,
+        )  # fmt: skip
+
+    async def stop(self, queue: QueueKey) -> None:
+        """Append no more to a tenure: it is about to be sealed. What is on its way is waited for, for a moment."""
+        if (writer := self._writers.get(queue)) is not None:
+            await writer.stop()
+
+    async def new_producer(self) -> int:
+        """The id of a producer that nobody else has. Raises BrokerUnreachable."""
+        try:
+            return await self._kafka.new_producer()
+        except (Unreached, Refused) as error:
+            raise self._unreachable(error) from error
+
+    async def fence(self, topic: str, partition: int, fence: Fence) -> int:
+        """The offset of the fence with which a tenure begins: appended, or where it is since an earlier call. Behind it
+        no batch of an older epoch is stored, as long as Kafka remembers it; and none is acknowledged, for good. Raises
+        BrokerUnreachable when it is not certain to be there, SealedQueue when a newer one is."""
+        batch = fence_batch(fence.producer_id, fence.epoch, self._clock.now_ms())
+        for _ in range(FENCE_TRIES):
+            [outcome] = await self._kafka.produce(topic, partition, [batch])
+            [verdict] = judge([outcome])
+            if isinstance(verdict, Stored):
+                return verdict.base_offset
+            if verdict is not Verdict.AGAIN:
+                raise SealedQueue(f"partition {partition} of {topic} has a newer owner: Kafka's error {outcome}")
+            await asyncio.sleep(PAUSE_S)
+        raise BrokerUnreachable(f"broker {self._name}: no fence could be written to partition {partition} of {topic}")
+
+    async def own_end(self, place: Place, *, since: int, until: int) -> int:
+        """Where a tenure has ended, when `until` is the offset of a fence behind it: at the first batch that is not its
+        own. `since`: an offset that is known to be within it. Raises BrokerUnreachable, Corrupt."""
+        end = since
+        while end < until:
+            fetched = await self._fetched(place, end, SCAN_BYTES)
+            batches = [_seen(batch, place.fence) for batch in record_batch.whole_batches(fetched.batches)]
+            batches = [batch for batch in batches if end <= batch.base_offset < until]
+            if not batches or batches[0].base_offset != end:
+                break
+            own = own_end(batches, end, place.fence.epoch)
+            if own == end:
+                break
+            is_all = own == batches[-1].next_offset
+            end = own
+            if not is_all:
+                break
+        return end
+
+    # ---- appends ---------------------------------------------------------------------------------------------------
+
+    async def append(self, appends: Sequence[Append], *, acks: Acks) -> list[Appended]:
+        """See `Broker.append`."""
+        return await asyncio.shield(self.begin_append(appends, acks=acks))
+
+    def begin_append(self, appends: Sequence[Append], *, acks: Acks) -> asyncio.Future[list[Appended]]:
+        """See `Broker.begin_append`. `acks` is not asked: all replicas in sync have it."""
+        size = sum(len(append.batch) for append in appends)
+        if self._waiting_bytes and self._waiting_bytes + size > WAITING_BYTES_MAX:
+            raise Overloaded(f"{self._waiting_bytes} bytes wait for broker {self._name}; at most {WAITING_BYTES_MAX}")
+        for append in appends:
+            _check(append)
+            if not self.serves(append.queue):
+                raise SealedQueue(f"queue {append.queue} of {self._name} is not served here, or not any more")
+        begun = []
+        for append in appends:
+            self._waiting_bytes += len(append.batch)
+            begun.append(self._writers[append.queue].begin(append))
+        return asyncio.gather(*begun)
+
+    def _free(self, size: int) -> None:
+        self._waiting_bytes -= size
+
+    async def schedule(self, append: Append, *, acks: Acks, keys: Sequence[bytes | None] = ()) -> Appended:
+        """See `Broker.schedule`. Refused: BrokerLacks."""
+        raise BrokerLacks("the partition is on a Kafka cluster, which takes no delayed records yet")
+
+    # ---- reads -----------------------------------------------------------------------------------------------------
+
+    async def read(
+        self,
+        queue: QueueKey,
+        offset: int,
+        *,
+        max_bytes: int,
+        end_offset: int | None = None,
+        tag_hashes: frozenset[int] | None = None,
+    ) -> ReadResult:
+        """See `Broker.read`. Tags are not looked at: entries hold what they hold."""
+        place = self._place(queue)
+        low, high = await self._bounds(queue, place)
+        end = high if end_offset is None else min(high, end_offset)
+        if offset < low:
+            return ReadResult(ReadStatus.TOO_SMALL, [], low, high, low)
+        if offset >= end:
+            status = ReadStatus.TOO_LARGE if offset > high else ReadStatus.AT_END
+            return ReadResult(status, [], low, high, min(offset, high))
+        entries: list[Entry] = []
+        size = 0
+        fetched = await self._fetched(place, offset, max_bytes)
+        topic = self._topic_of(queue.topic_id).name
+        for batch in record_batch.whole_batches(fetched.batches):
+            base_offset, next_offset = record_batch.offsets_of(batch)
+            if next_offset <= offset:
+                continue
+            if base_offset >= end or (entries and size + len(batch) > max_bytes):
+                break
+            if _seen(batch, place.fence).epoch is None:
+                break
+            entries.append(_entry(queue, topic, batch))
+            size += len(batch)
+        if not entries:  # within the tenure there is nothing else
+            raise Corrupt(
+                f"topic {place.topic}, partition {place.partition} of {self._name}", offset, "not the tenure's"
+            )
+        return ReadResult(ReadStatus.FOUND, entries, low, high, entries[-1].next_offset)
+
+    async def _fetched(self, place: Place, offset: int, max_bytes: int) -> Fetched:
+        """Batches from an offset on that is within the log. Raises BrokerUnreachable, Corrupt."""
+        try:
+            for _ in range(FETCH_TRIES):
+                found = await self._kafka.fetch(
+                    place.topic, place.partition, offset, max_bytes=max_bytes, wait_ms=FETCH_WAIT_MS
+                )
+                self._note_start(place, found.start)
+                if found.batches:
+                    return found
+        except Refused as error:
+            if error.code == OFFSET_OUT_OF_RANGE:
+                self._starts.pop((place.topic, place.partition), None)
+                where = f"topic {place.topic}, partition {place.partition} of {self._name}"
+                raise Corrupt(where, offset, "Kafka does not have this offset any more") from error
+            raise self._unreachable(error) from error
+        except Unreached as error:
+            raise self._unreachable(error) from error
+        raise BrokerUnreachable(f"broker {self._name} does not show offset {offset} of {place.topic} yet")
+
+    def watch(self, topic_id: int, wake: Callable[[Mapping[QueueKey, int]], None]) -> Callable[[], None]:
+        """See `Broker.watch`: of the tenures that this node serves."""
+        token = object()
+        self._watching.setdefault(topic_id, {})[token] = wake
+
+        def call_off() -> None:
+            watching = self._watching.get(topic_id, {})
+            watching.pop(token, None)
+            if not watching:
+                self._watching.pop(topic_id, None)
+
+        return call_off
+
+    def _wake(self, queue: QueueKey, end: int) -> None:
+        for wake in list(self._watching.get(queue.topic_id, {}).values()):
+            wake({queue: end})
+
+    async def bounds(self, queue: QueueKey) -> Bounds:
+        """See `Broker.bounds`."""
+        return await self._bounds(queue, self._place(queue))
+
+    async def first_kept(self, queue: QueueKey) -> int:
+        """See `Broker.first_kept`."""
+        place = self._place(queue)
+        return max(place.start, await self._start(place))
+
+    async def offset_for_time(self, queue: QueueKey, time_ms: int, boundary: Boundary) -> int:
+        """See `Broker.offset_for_time`; by the time at which Kafka has appended. DATED: the tenure's first offset."""
+        place = self._place(queue)
+        low, high = await self._bounds(queue, place)
+        if boundary is Boundary.DATED:
+            return low
+        try:
+            found = await self._kafka.offset_at(place.topic, place.partition, time_ms + (boundary is Boundary.UPPER))
+        except (Unreached, Refused) as error:
+            raise self._unreachable(error) from error
+        at = high if found is None else min(max(found, low), high)
+        return at if boundary is Boundary.LOWER else max(low, at - 1)
+
+    def _place(self, queue: QueueKey) -> Place:
+        if (place := self._places.get(queue)) is None:
+            raise UnknownQueue(f"queue {queue} of broker {self._name} is not known here")
+        return place
+
+    async def _bounds(self, queue: QueueKey, place: Place) -> Bounds:
+        end = self._places.get(queue, place).end
+        end = self.served_end(queue) if end is None else end
+        if end is None:
+            raise BrokerUnreachable(f"queue {queue} of broker {self._name} has no owner here yet")
+        return Bounds(min(max(place.start, await self._start(place)), end), end)
+
+    async def _start(self, place: Place) -> int:
+        start, until_s = self._starts.get((place.topic, place.partition), (0, 0.0))
+        if asyncio.get_running_loop().time() >= until_s:
+            try:
+                start, _ = await self._kafka.bounds(place.topic, place.partition)
+            except (Unreached, Refused) as error:
+                if not until_s:
+                    raise self._unreachable(error) from error
+            self._note_start(place, start)
+        return start
+
+    def _note_start(self, place: Place, start: int) -> None:
+        self._starts[place.topic, place.partition] = start, asyncio.get_running_loop().time() + START_FRESH_S
+
+    # ---- queues ----------------------------------------------------------------------------------------------------
+
+    async def create_queue(self, queue: QueueKey) -> None:
+        """Have the Kafka topic in which a tenure is to lie; one that is there is checked. Durable on return. Raises
+        BrokerLacks when it differs, BrokerUnreachable."""
+        topic_id, partition = partition_of(queue)
+        topic = self._topic_of(topic_id)
+        plan = TopicPlan(
+            self._prefix + topic.name, max(topic.partitions, partition + 1), self._retention_ms_of(topic_id)
+        )
+        try:
+            await self._kafka.make_topic(plan)
+        except TopicDiffers as error:
+            raise BrokerLacks(str(error)) from error
+        except (Unreached, Refused) as error:
+            raise self._unreachable(error) from error
+
+    async def seal_queue(self, queue: QueueKey) -> int:
+        """The end of a tenure that is over. One that is open is sealed by a move, with a fence. Raises Overloaded."""
+        if (end := self._place(queue).end) is None:
+            raise Overloaded(f"queue {queue} of broker {self._name} is sealed by a move only")
+        return end
+
+    async def export_ids(self, queue: QueueKey, *, into: QueueKey, shift: int, since: int) -> ExportedIds:
+        """See `Broker.export_ids`: there are none."""
+        return ExportedIds(b"", since, True)
+
+    async def import_ids(self, content: bytes) -> None:
+        """See `Broker.import_ids`. Refused: BrokerLacks."""
+        raise BrokerLacks("a Kafka cluster remembers no ids of sends yet")
+
+    async def expire_queue(self, queue: QueueKey, before_offset: int) -> None:
+        """See `Broker.expire_queue`."""
+        place = self._place(queue)
+        if before_offset <= place.start:
+            return
+        end = (await self._bounds(queue, place)).max_offset
+        try:
+            await self._kafka.delete_before(place.topic, place.partition, min(before_offset, end))
+        except (Unreached, Refused) as error:
+            raise self._unreachable(error) from error
+        self._starts.pop((place.topic, place.partition), None)
+
+    def _unreachable(self, error: Exception) -> BrokerUnreachable:
+        return BrokerUnreachable(f"broker {self._name}: {error}")
+
+
+def _check(append: Append) -> None:
+    """Raises BrokerLacks, NoLightQueues for what no tenure on Kafka can keep yet."""
+    if append.light is not None:
+        raise NoLightQueues("the partition is on a Kafka cluster, which has no light queues")
+    if append.identity is not None:
+        raise BrokerLacks(
+            "the partition is on a Kafka cluster, where repeated sends are not recognised yet: send without msg_id,"
+            " Idempotency-Key and producer, and with enable.idempotence=false"
+        )
+    if append.delays or append.sources:
+        raise BrokerLacks("the partition is on a Kafka cluster, which takes no delayed records yet")
+
+
+def _seen(batch: memoryview, fence: Fence) -> Batch:
+    """A batch of the log; without an epoch when it is not one of the producer, or is a fence."""
+    base_offset, next_offset = record_batch.offsets_of(batch)
+    producer_id, epoch, first = record_batch.numbers_of(batch)
+    is_own = (producer_id, epoch) == (fence.producer_id, fence.epoch) and record_batch.is_of_records(batch)
+    is_fence = first == 0 and next_offset == base_offset + 1 and is_own and _is_fence(batch)
+    return Batch(base_offset, next_offset - base_offset, epoch if is_own and not is_fence else None)
+
+
+def _is_fence(batch: memoryview) -> bool:
+    """Whether a batch of one record is a fence."""
+    [record] = record_batch.decode(bytes(batch))
+    return [name for name, _ in record.headers] == [FENCE_HEADER]
+
+
+def _entry(queue: QueueKey, topic: str, batch: memoryview) -> Entry:
+    base_offset, next_offset = record_batch.offsets_of(batch)
+    try:
+        whole = record_batch.undated(batch)
+    except MalformedBatch as error:
+        raise Corrupt(f"a batch of topic {topic} that Kafka has", base_offset, str(error)) from error
+    return Entry(
+        position=base_offset,
+        size=len(batch),
+        queue=queue,
+        topic=topic,
+        base_offset=base_offset,
+        record_count=next_offset - base_offset,
+        store_time_ms=record_batch.max_timestamp_ms(batch),
+        json_values=False,
+        batch=memoryview(whole),
+    )

@@ -1,0 +1,61 @@
+"""Kafka's error codes by what the owner of a partition does about them. Pure.
+
+again   the batch was not stored, or nobody knows: the same bytes are sent again, behind a look at the metadata. One
+        that was stored is answered with its offset, as Kafka knows the last five batches of a producer
+doubt   somebody else may own the partition: nothing is acknowledged any more, and it is taken over anew
+never   these bytes will not be stored. Their number is used up, so the partition is taken over anew as well
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import NamedTuple
+
+NONE = 0
+OFFSET_OUT_OF_RANGE, CORRUPT_MESSAGE, UNKNOWN_TOPIC, LEADER_NOT_AVAILABLE, NOT_LEADER = 1, 2, 3, 5, 6
+MESSAGE_TOO_LARGE, COORDINATOR_LOADING, TOPIC_EXISTS = 10, 14, 36
+OUT_OF_ORDER, DUPLICATE, STALE_EPOCH = 45, 46, 47
+INVALID_RECORD, PRODUCER_FENCED = 87, 90
+
+IN_DOUBT = frozenset((OUT_OF_ORDER, DUPLICATE, STALE_EPOCH, PRODUCER_FENCED))
+NEVER = frozenset((CORRUPT_MESSAGE, MESSAGE_TOO_LARGE, INVALID_RECORD))
+
+
+class Stored(NamedTuple):
+    """Where a batch is in the log, and when Kafka appended it."""
+
+    base_offset: int
+    time_ms: int
+
+
+Outcome = Stored | int | None
+"""What became of a batch: stored, an error code, or (None) an answer that was lost."""
+
+
+class Verdict(Enum):
+    """What to do about a batch that is not known to be stored."""
+
+    AGAIN = "again"
+    DOUBT = "doubt"
+    NEVER = "never"
+
+
+def judge(outcomes: Sequence[Outcome]) -> list[Stored | Verdict]:
+    """What to do about each of some batches of one producer, which were sent in this order, one behind the other. A
+    batch behind one that has to be sent again is out of order for no other reason than that. A code that is not known
+    here is an error of the moment, such as a missing right: it is tried again."""
+    judged: list[Stored | Verdict] = []
+    is_behind_a_gap = False
+    for outcome in outcomes:
+        if isinstance(outcome, Stored):
+            judged.append(outcome)
+            continue
+        if outcome in NEVER:
+            judged.append(Verdict.NEVER)
+        elif outcome in IN_DOUBT and not (outcome == OUT_OF_ORDER and is_behind_a_gap):
+            judged.append(Verdict.DOUBT)
+        else:
+            judged.append(Verdict.AGAIN)
+        is_behind_a_gap = True
+    return judged

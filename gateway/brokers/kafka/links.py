@@ -1,0 +1,329 @@
+"""Connections to a Kafka cluster: aiokafka's, with its metadata, SASL and TLS; the messages are sent as they are made
+here, whole batches in them.
+
+Appends and reads have connections of their own: a broker answers those of one connection in order, and a fetch that
+waits would hold them up. Nothing is connected until it is needed, and a cluster that is away is asked anew each time.
+aiokafka's client is semi-public: only what is named here is used of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Awaitable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.client import AIOKafkaClient
+from aiokafka.errors import KafkaError, NodeNotReadyError
+from aiokafka.protocol.fetch import FetchRequest
+from aiokafka.protocol.offset import OffsetRequest
+from aiokafka.protocol.produce import ProduceRequest
+from aiokafka.protocol.transaction import InitProducerIdRequest
+from aiokafka.structs import TopicPartition
+
+from gateway.brokers.kafka.codes import (
+    COORDINATOR_LOADING,
+    LEADER_NOT_AVAILABLE,
+    NONE,
+    NOT_LEADER,
+    TOPIC_EXISTS,
+    UNKNOWN_TOPIC,
+    Outcome,
+    Stored,
+)
+from gateway.brokers.kafka.port import Fetched, Refused, TopicDiffers, TopicPlan, Unreached
+from store.limits import BATCH_BYTES_MAX
+
+log = logging.getLogger(__name__)
+
+REQUEST_TIMEOUT_MS = 10_000
+PRODUCE_TIMEOUT_MS = 8_000
+"""How long a leader waits for its replicas; less than the request's own."""
+
+DEAD_AFTER_MS = 5_000
+"""A connection whose bytes nobody acknowledges for so long is given up (TCP_USER_TIMEOUT)."""
+
+REFRESH_TIMEOUT_S = 2.0
+TRIES = 20
+PAUSE_S = 0.1
+ACKS_ALL = -1
+READ_UNCOMMITTED = 0
+EARLIEST, LATEST = -2, -1
+
+TOPIC_SETTINGS = {
+    "cleanup.policy": "delete",
+    "compression.type": "producer",
+    "message.timestamp.type": "LogAppendTime",
+    "unclean.leader.election.enable": "false",
+}
+"""What a topic has that partitions of mq lie in; another one is refused."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KafkaAddress:
+    """How to get into a Kafka cluster, and how topics are made there."""
+
+    servers: tuple[str, ...]
+    tls: ssl.SSLContext | None = None
+    user: str | None = None
+    password: str = ""
+    mechanism: str = "SCRAM-SHA-512"
+    prefix: str = ""
+    replication: int = 3
+    min_insync: int = 2
+
+
+class Links:
+    """`Kafka` over aiokafka."""
+
+    def __init__(self, address: KafkaAddress) -> None:
+        self._address = address
+        self._clients: dict[str, AIOKafkaClient] = {}
+        self._admin: AIOKafkaAdminClient | None = None
+        self._connecting = asyncio.Lock()
+
+    async def close(self) -> None:
+        """Leave the cluster."""
+        for client in self._clients.values():
+            await client.close()
+        self._clients.clear()
+        if self._admin is not None:
+            await self._admin.close()
+            self._admin = None
+
+    def _settings(self) -> dict[str, Any]:
+        own = self._address
+        security = ("SASL_" if own.user is not None else "") + ("PLAINTEXT" if own.tls is None else "SSL")
+        settings: dict[str, Any] = {
+            "bootstrap_servers": list(own.servers),
+            "client_id": "mq",
+            "request_timeout_ms": REQUEST_TIMEOUT_MS,
+            "security_protocol": security if own.user is not None or own.tls is not None else "PLAINTEXT",
+            "ssl_context": own.tls,
+        }
+        if own.user is not None:
+            settings |= {
+                "sasl_mechanism": own.mechanism, "sasl_plain_username": own.user, "sasl_plain_password": own.password
+            }  # fmt: skip
+        return settings
+
+    async def _client(self, purpose: str) -> AIOKafkaClient:
+        """The client for appends, or for all else. Raises Unreached."""
+        if (client := self._clients.get(purpose)) is not None:
+            return client
+        async with self._connecting:
+            if (client := self._clients.get(purpose)) is None:
+                client = AIOKafkaClient(**self._settings())
+                await self._reached(client.bootstrap(), client)
+                self._clients[purpose] = client
+            return client
+
+    async def _administrator(self) -> AIOKafkaAdminClient:
+        async with self._connecting:
+            if self._admin is None:
+                admin = AIOKafkaAdminClient(**self._settings())
+                await self._reached(admin.start(), admin)
+                self._admin = admin
+            return self._admin
+
+    async def _reached(self, connecting: Awaitable[None], client: AIOKafkaClient | AIOKafkaAdminClient) -> None:
+        try:
+            await connecting
+        except (KafkaError, OSError, TimeoutError) as error:
+            await client.close()
+            raise Unreached(f"{', '.join(self._address.servers)}: {error!r}") from error
+
+    async def _refreshed(self, client: AIOKafkaClient) -> None:
+        """Look at the metadata again."""
+        with suppress(TimeoutError, KafkaError, OSError):
+            async with asyncio.timeout(REFRESH_TIMEOUT_S):
+                await client.force_metadata_update()
+
+    async def _leader(self, client: AIOKafkaClient, topic: str, partition: int) -> int | None:
+        """The node that leads a partition; None: nobody does, as far as is known."""
+        at = TopicPartition(topic, partition)
+        for is_last in (False, True):
+            leader = client.cluster.leader_for_partition(at)
+            if leader is not None and leader != -1:
+                return int(leader)
+            if not is_last:
+                await self._refreshed(client)
+        return None
+
+    # ---- appends ---------------------------------------------------------------------------------------------------
+
+    async def produce(self, topic: str, partition: int, batches: Sequence[bytes]) -> list[Outcome]:
+        """See `Kafka.produce`."""
+        try:
+            client = await self._client("appends")
+        except Unreached as error:
+            log.warning("Kafka cannot be reached error=%s", error)
+            return [LEADER_NOT_AVAILABLE] * len(batches)
+        node = await self._leader(client, topic, partition)
+        if node is None or not await client.ready(node):
+            return [LEADER_NOT_AVAILABLE] * len(batches)
+        _watch_over(client, node)
+        outcomes = await asyncio.gather(*[self._sent(client, node, topic, partition, batch) for batch in batches])
+        if any(outcome in (None, UNKNOWN_TOPIC, LEADER_NOT_AVAILABLE, NOT_LEADER) for outcome in outcomes):
+            await self._refreshed(client)
+        return outcomes
+
+    async def _sent(self, client: AIOKafkaClient, node: int, topic: str, partition: int, batch: bytes) -> Outcome:
+        request = ProduceRequest(None, ACKS_ALL, PRODUCE_TIMEOUT_MS, [(topic, [(partition, batch)])])
+        try:
+            answer = await client.send(node, request)
+        except NodeNotReadyError:
+            return LEADER_NOT_AVAILABLE
+        except (KafkaError, OSError, TimeoutError) as error:
+            log.warning("answer of Kafka lost topic=%s partition=%d error=%r", topic, partition, error)
+            return None
+        [(_, [(_, code, base_offset, time_ms, *_)])] = answer.topics
+        return Stored(base_offset, time_ms) if code == NONE else int(code)
+
+    async def new_producer(self) -> int:
+        """See `Kafka.new_producer`."""
+        client = await self._client("reads")
+        for _ in range(TRIES):
+            answer = await self._asked(client, client.get_random_node(), InitProducerIdRequest(None, 0))
+            if answer.error_code == NONE:
+                return int(answer.producer_id)
+            if answer.error_code != COORDINATOR_LOADING:
+                raise Refused(answer.error_code, "a producer id")
+            await asyncio.sleep(PAUSE_S)
+        raise Unreached("Kafka gives no producer id yet")
+
+    # ---- reads -----------------------------------------------------------------------------------------------------
+
+    async def fetch(self, topic: str, partition: int, offset: int, *, max_bytes: int, wait_ms: int) -> Fetched:
+        """See `Kafka.fetch`."""
+        request = FetchRequest(wait_ms, 1, max_bytes, READ_UNCOMMITTED, [(topic, [(partition, offset, max_bytes)])])
+        row = await self._of_leader(topic, partition, request)
+        _, _, end, _, start, _, *_, batches = row
+        return Fetched(bytes(batches or b""), start, end)
+
+    async def bounds(self, topic: str, partition: int) -> tuple[int, int]:
+        """See `Kafka.bounds`."""
+        start = await self._offset(topic, partition, EARLIEST)
+        end = await self._offset(topic, partition, LATEST)
+        return start, end
+
+    async def offset_at(self, topic: str, partition: int, time_ms: int) -> int | None:
+        """See `Kafka.offset_at`."""
+        found = await self._offset(topic, partition, max(0, time_ms))
+        return None if found < 0 else found
+
+    async def _offset(self, topic: str, partition: int, time_ms: int) -> int:
+        request = OffsetRequest(-1, READ_UNCOMMITTED, [(topic, [(partition, time_ms)])])
+        row = await self._of_leader(topic, partition, request)
+        return int(row[3])
+
+    async def _of_leader(self, topic: str, partition: int, request: Any) -> Sequence[Any]:
+        """What the leader of a partition answers about it; asked again when it is another one. Raises Unreached,
+        Refused."""
+        client = await self._client("reads")
+        code = LEADER_NOT_AVAILABLE
+        for _ in range(TRIES):
+            node = await self._leader(client, topic, partition)
+            if node is not None:
+                answer = await self._asked(client, node, request)
+                [(_, [row])] = answer.topics
+                code = row[1]
+                if code == NONE:
+                    return tuple(row)
+                if code not in (UNKNOWN_TOPIC, LEADER_NOT_AVAILABLE, NOT_LEADER):
+                    raise Refused(code, f"topic {topic}, partition {partition}")
+            await asyncio.sleep(PAUSE_S)
+            await self._refreshed(client)
+        raise Unreached(f"partition {partition} of topic {topic} has no leader: Kafka's error {code}")
+
+    async def _asked(self, client: AIOKafkaClient, node: int | None, request: Any) -> Any:
+        try:
+            if node is None or not await client.ready(node):
+                raise Unreached(f"node {node} of Kafka cannot be reached")
+            _watch_over(client, node)
+            return await client.send(node, request)
+        except (KafkaError, OSError, TimeoutError) as error:
+            await self._refreshed(client)
+            raise Unreached(repr(error)) from error
+
+    # ---- topics ----------------------------------------------------------------------------------------------------
+
+    async def make_topic(self, plan: TopicPlan) -> None:
+        """See `Kafka.make_topic`."""
+        own = self._address
+        settings = {
+            **TOPIC_SETTINGS,
+            "min.insync.replicas": str(own.min_insync),
+            "max.message.bytes": str(BATCH_BYTES_MAX),
+            "retention.ms": str(plan.retention_ms),
+        }
+        new = NewTopic(plan.name, plan.partitions, own.replication, topic_configs=settings)
+        admin = await self._administrator()
+        answer = await _done(admin.create_topics([new]))
+        [(_, code, *message)] = answer.topic_errors
+        if code == TOPIC_EXISTS:
+            await self._check_topic(admin, plan)
+        elif code != NONE:
+            raise TopicDiffers(
+                f"topic {plan.name} cannot be made in Kafka (error {code}): {message[0] if message else ''}"
+            )
+        else:
+            log.info("topic made in Kafka topic=%s partitions=%d", plan.name, plan.partitions)
+
+    async def _check_topic(self, admin: AIOKafkaAdminClient, plan: TopicPlan) -> None:
+        [described] = await _done(admin.describe_topics([plan.name]))
+        partitions = described["partitions"]
+        wrong = []
+        if len(partitions) < plan.partitions:
+            wrong.append(f"it has {len(partitions)} partitions, and needs {plan.partitions}")
+        if (replicas := min((len(one["replicas"]) for one in partitions), default=0)) < self._address.replication:
+            wrong.append(f"it has {replicas} replicas, and needs {self._address.replication}")
+        [configs] = await _done(admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, plan.name)]))
+        [(code, message, _, _, entries)] = configs.resources
+        if code != NONE:
+            raise Refused(code, f"settings of topic {plan.name}: {message}")
+        found = {entry[0]: entry[1] for entry in entries}
+        wrong += [
+            f"{name} is {found.get(name)}, and must be {value}"
+            for name, value in TOPIC_SETTINGS.items()
+            if found.get(name) != value
+        ]
+        least = {"min.insync.replicas": self._address.min_insync, "max.message.bytes": BATCH_BYTES_MAX}
+        wrong += [
+            f"{name} is {found.get(name)}, and must be {value} at least"
+            for name, value in least.items()
+            if int(found.get(name) or 0) < value
+        ]
+        if wrong:
+            raise TopicDiffers(f"topic {plan.name} in Kafka is not fit for partitions of mq: {'; '.join(wrong)}")
+
+    async def delete_before(self, topic: str, partition: int, offset: int) -> None:
+        """See `Kafka.delete_before`."""
+        admin = await self._administrator()
+        await _done(admin.delete_records({TopicPartition(topic, partition): RecordsToDelete(before_offset=offset)}))
+
+
+async def _done(asked: Awaitable[T]) -> T:
+    try:
+        return await asked
+    except (KafkaError, OSError, TimeoutError) as error:
+        raise Unreached(repr(error)) from error
+
+
+def _watch_over(client: AIOKafkaClient, node: int) -> None:
+    """Have a connection end when its bytes are not acknowledged any more: behind a partition of the network they would
+    be held, and delivered later."""
+    for (other, _), connection in client._conns.items():
+        if other == node and connection._writer is not None:
+            own: socket.socket | None = connection._writer.get_extra_info("socket")
+            if own is not None:
+                with suppress(OSError):
+                    own.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAD_AFTER_MS)

@@ -1,0 +1,79 @@
+"""What the broker asks of a Kafka cluster: the port to `links.py`, and to the fake of the tests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from gateway.brokers.kafka.codes import Outcome
+
+
+class Unreached(Exception):
+    """The cluster, or the leader of a partition, does not answer now. Nobody knows whether it was done."""
+
+
+class Refused(Exception):
+    """The cluster has said no, with an error code."""
+
+    def __init__(self, code: int, what: str) -> None:
+        super().__init__(f"{what}: Kafka's error {code}")
+        self.code = code
+
+
+class TopicDiffers(Exception):
+    """A topic of the cluster is not as a partition of mq needs it; the text says in what."""
+
+
+class Fetched(NamedTuple):
+    """Whole batches behind each other, the last perhaps cut short; the first offset that the log has, and the one
+    behind the last that may be read."""
+
+    batches: bytes
+    start: int
+    end: int
+
+
+class TopicPlan(NamedTuple):
+    """A topic that partitions of mq lie in."""
+
+    name: str
+    partitions: int
+    retention_ms: int
+
+
+class Kafka(Protocol):
+    """One Kafka cluster. Every method but `produce` raises Unreached or Refused."""
+
+    async def produce(self, topic: str, partition: int, batches: Sequence[bytes]) -> list[Outcome]:
+        """Send batches of one producer, in this order and without waiting in between, to all replicas in sync
+        (acks=all); what became of each."""
+        ...
+
+    async def fetch(self, topic: str, partition: int, offset: int, *, max_bytes: int, wait_ms: int) -> Fetched:
+        """Batches from the one that holds an offset on, up to `max_bytes` and at least one; waits for it, but not
+        longer than `wait_ms`."""
+        ...
+
+    async def bounds(self, topic: str, partition: int) -> tuple[int, int]:
+        """The first offset of the log, and the one behind the last that may be read."""
+        ...
+
+    async def offset_at(self, topic: str, partition: int, time_ms: int) -> int | None:
+        """The first offset that was appended at a time or later; None: there is none."""
+        ...
+
+    async def make_topic(self, plan: TopicPlan) -> None:
+        """Have a topic; one that is there is checked. Raises TopicDiffers."""
+        ...
+
+    async def new_producer(self) -> int:
+        """The id of a producer that nobody else has."""
+        ...
+
+    async def delete_before(self, topic: str, partition: int, offset: int) -> None:
+        """Give up the records before an offset."""
+        ...
+
+    async def close(self) -> None:
+        """Leave the cluster."""
+        ...

@@ -1,0 +1,185 @@
+"""A Kafka cluster in memory, for tests of gateway.brokers.kafka: logs of batches, what an idempotent producer may do,
+and what goes wrong: answers that are lost, codes of the moment, a state of producers that is forgotten, writers that
+nobody knows, and batches that arrive late."""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from gateway.brokers.kafka.codes import (
+    CORRUPT_MESSAGE,
+    OFFSET_OUT_OF_RANGE,
+    OUT_OF_ORDER,
+    STALE_EPOCH,
+    UNKNOWN_TOPIC,
+    Outcome,
+    Stored,
+)
+from gateway.brokers.kafka.port import Fetched, Refused, TopicPlan, Unreached
+from store import record_batch
+from store.record_batch import Record
+
+REPEATS_KNOWN = 5
+APPENDED_MS = 1_800_000_000_000
+
+
+@dataclass
+class Producer:
+    """What a partition knows of one producer."""
+
+    epoch: int
+    next_sequence: int
+    recent: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=REPEATS_KNOWN))
+
+
+@dataclass
+class Log:
+    """One partition. Each batch with its offset, as Kafka would keep it."""
+
+    batches: list[tuple[int, bytes]] = field(default_factory=list)
+    start: int = 0
+    end: int = 0
+    producers: dict[int, Producer] = field(default_factory=dict)
+
+    def append(self, batch: bytes) -> Outcome:
+        """As a leader does for acks=all."""
+        producer_id, epoch, first = record_batch.numbers_of(batch)
+        count = record_batch.record_count(batch)
+        if not _is_whole(batch):
+            return CORRUPT_MESSAGE
+        if producer_id >= 0:
+            known = self.producers.get(producer_id)
+            if known is not None:
+                if epoch < known.epoch:
+                    return STALE_EPOCH
+                if epoch == known.epoch:
+                    for sequence, offset in known.recent:
+                        if sequence == first:
+                            return Stored(offset, APPENDED_MS)
+                expected = known.next_sequence if epoch == known.epoch else 0
+                if first != expected:
+                    return OUT_OF_ORDER
+            if known is None or epoch > known.epoch:
+                known = self.producers[producer_id] = Producer(epoch, 0)
+            known.next_sequence = first + count
+            known.recent.append((first, self.end))
+        offset = self.end
+        self.batches.append((offset, _dated(batch, offset)))
+        self.end += count
+        return Stored(offset, APPENDED_MS)
+
+
+class FakeKafka:
+    """`Kafka`. `script` has what becomes of the next batches: "lost" stores it and says nothing, "dropped" neither, a
+    number is answered and nothing is stored. `is_away`: nothing answers."""
+
+    def __init__(self) -> None:
+        self.logs: dict[tuple[str, int], Log] = {}
+        self.plans: dict[str, TopicPlan] = {}
+        self.script: deque[str | int | None] = deque()
+        self.sent: list[list[bytes]] = []
+        self.is_away = False
+        self.fetches: list[tuple[int, int]] = []
+        self._producer_id = 4000
+
+    def log(self, topic: str, partition: int) -> Log:
+        return self.logs[topic, partition]
+
+    async def produce(self, topic: str, partition: int, batches: Sequence[bytes]) -> list[Outcome]:
+        self.sent.append(list(batches))
+        return [self._produced(topic, partition, batch) for batch in batches]
+
+    def _produced(self, topic: str, partition: int, batch: bytes) -> Outcome:
+        scripted = self.script.popleft() if self.script else None
+        if self.is_away or scripted == "dropped":
+            return None
+        if isinstance(scripted, int):
+            return scripted
+        if (log := self.logs.get((topic, partition))) is None:
+            return UNKNOWN_TOPIC
+        outcome = log.append(batch)
+        return None if scripted == "lost" else outcome
+
+    async def fetch(self, topic: str, partition: int, offset: int, *, max_bytes: int, wait_ms: int) -> Fetched:
+        log = self._there(topic, partition)
+        self.fetches.append((offset, max_bytes))
+        if not log.start <= offset <= log.end:
+            raise Refused(OFFSET_OUT_OF_RANGE, topic)
+        found = b""
+        for base_offset, batch in log.batches:
+            if base_offset + record_batch.record_count(batch) <= offset:
+                continue
+            if found and len(found) + len(batch) > max_bytes:
+                found += batch[: max(0, max_bytes - len(found))]  # cut short, as Kafka does
+                break
+            found += batch
+        return Fetched(found, log.start, log.end)
+
+    async def bounds(self, topic: str, partition: int) -> tuple[int, int]:
+        log = self._there(topic, partition)
+        return log.start, log.end
+
+    async def offset_at(self, topic: str, partition: int, time_ms: int) -> int | None:
+        log = self._there(topic, partition)
+        return log.start if time_ms <= APPENDED_MS and log.start < log.end else None
+
+    async def make_topic(self, plan: TopicPlan) -> None:
+        if self.is_away:
+            raise Unreached("away")
+        self.plans[plan.name] = plan
+        for partition in range(plan.partitions):
+            self.logs.setdefault((plan.name, partition), Log())
+
+    async def new_producer(self) -> int:
+        if self.is_away:
+            raise Unreached("away")
+        self._producer_id += 1
+        return self._producer_id
+
+    async def delete_before(self, topic: str, partition: int, offset: int) -> None:
+        log = self._there(topic, partition)
+        log.start = max(log.start, offset)
+        log.batches = [one for one in log.batches if one[0] + record_batch.record_count(one[1]) > log.start]
+
+    async def close(self) -> None:
+        pass
+
+    def forget_producers(self) -> None:
+        """The state of producers has expired."""
+        for log in self.logs.values():
+            log.producers.clear()
+
+    def _there(self, topic: str, partition: int) -> Log:
+        if self.is_away:
+            raise Unreached("away")
+        if (log := self.logs.get((topic, partition))) is None:
+            raise Unreached("no leader")
+        return log
+
+
+def strangers_batch(count: int = 1) -> bytes:
+    """A batch of somebody who knows nothing of mq."""
+    return bytes(record_batch.encode([Record(None, b"a stranger's", 1) for _ in range(count)]))
+
+
+def _dated(batch: bytes, offset: int) -> bytes:
+    """As Kafka stores it: its offset, a leader epoch, and LogAppendTime with the time of the append."""
+    made = bytearray(batch)
+    struct.pack_into(">q", made, 0, offset)
+    struct.pack_into(">i", made, 12, 7)
+    (attributes,) = struct.unpack_from(">h", made, 21)
+    struct.pack_into(">h", made, 21, attributes | 0x08)
+    struct.pack_into(">q", made, record_batch.MAX_TIMESTAMP_AT, APPENDED_MS)
+    record_batch._seal(made)
+    return bytes(made)
+
+
+def _is_whole(batch: bytes) -> bool:
+    try:
+        record_batch.check(batch)
+    except record_batch.StoreError:
+        return False
+    return True

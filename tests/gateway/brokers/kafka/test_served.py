@@ -1,0 +1,285 @@
+"""`mq serve` with a real Apache Kafka as a second broker: partitions move there and back while clients send and read,
+the server is killed, and everything that was acknowledged is there, once, at its offset.
+
+Covers gateway.brokers.kafka.links, gateway.main.kafka_brokers and the moves of gateway.cluster.mover to and from Kafka.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import orjson
+import pytest
+from aiokafka import AIOKafkaConsumer
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+
+from loadtest.peers.fetch import TOOLS
+from loadtest.peers.kafka import Kafka
+from loadtest.peers.peer import Unavailable
+from loadtest.peers.servers import Server as Peer
+from tests.e2e.server import SMALL_FILES, Server
+from tests.gateway.cluster.etcd_server import PASSWORD, EtcdServer, etcd_metadata, etcd_server, free_port
+from tests.waiting import PATIENCE_S, until
+
+pytestmark = pytest.mark.matrix
+
+TOPIC = "orders"
+JSON = {"Content-Type": "application/vnd.kafka.json.v2+json"}
+SENDERS = 4
+MOVES = 6
+
+
+@pytest.fixture(scope="module")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Peer]:
+    peer = Kafka()
+    with ExitStack() as stack:
+        try:
+            peer.prepare(TOOLS)
+        except Unavailable as error:
+            pytest.skip(str(error))
+        yield stack.enter_context(peer.serve(TOOLS, tmp_path_factory.mktemp("kafka"), peer.levels[0]))
+
+
+@pytest.fixture(scope="module")
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
+    with etcd_server(tmp_path_factory.mktemp("etcd")) as server:
+        yield server
+
+
+class Node:
+    """A node with Kafka as a broker, and its clients. What was acknowledged is in `sent`, by offset."""
+
+    def __init__(
+        self, directory: Path, etcd: EtcdServer, endpoint: str, prefix: str, http: aiohttp.ClientSession
+    ) -> None:
+        (directory / "secret").write_bytes(b"the secret of nodes with Kafka in tests")
+        (directory / "password").write_text(PASSWORD)
+        self.settings = {
+            **SMALL_FILES,
+            "MQ_CLUSTER_NODE": "n1",
+            "MQ_CLUSTER_INTERNAL_PORT": str(free_port()),
+            "MQ_CLUSTER_ETCD": ",".join(etcd.config.endpoints),
+            "MQ_CLUSTER_ETCD_USER": "root",
+            "MQ_CLUSTER_ETCD_PASSWORD_FILE": str(directory / "password"),
+            "MQ_CLUSTER_ETCD_CA_FILE": str(directory / "cert.pem"),
+            "MQ_CLUSTER_PREFIX": f"kafka-{free_port()}/",
+            "MQ_CLUSTER_SECRET_FILE": str(directory / "secret"),
+            "MQ_CLUSTER_KAFKA": f"kafka1=kafka://127.0.0.1:1,{endpoint}?replication=1&min_insync=1&prefix={prefix}",
+            "MQ_KAFKA_ENABLED": "false",
+        }
+        self.server = Server(directory / "data", self.settings, port=free_port())
+        self._http = http
+        self.sent: dict[int, str] = {}
+        self.is_over = False
+        self.lost = 0
+        self.longest_s = 0.0
+
+    async def ask(self, method: str, path: str, **sent: Any) -> tuple[int, Any]:
+        timeout = aiohttp.ClientTimeout(total=PATIENCE_S)
+        async with self._http.request(method, self.server.url + path, timeout=timeout, **sent) as response:
+            return response.status, orjson.loads(await response.read() or b"null")
+
+    async def done(self, method: str, path: str, **sent: Any) -> Any:
+        status, answer = await self.ask(method, path, **sent)
+        assert status < 300, (path, answer)
+        return answer
+
+    async def move(self, to: str, partition: int = 0) -> Any:
+        path = f"/mq/v1/topics/{TOPIC}/partitions/{partition}/move"
+        return await self.done("POST", path, json={"to": to})
+
+    async def send(self, value: str, headers: dict[str, str] = JSON, **more: object) -> tuple[int, Any]:
+        record = {"value": value, **more}
+        path = f"/topics/{TOPIC}/partitions/0"
+        status, answer = await self.ask("POST", path, data=orjson.dumps({"records": [record]}), headers=headers)
+        if status == 200 and answer["offsets"][0].get("error_code") is None:
+            offset = answer["offsets"][0]["offset"]
+            assert offset not in self.sent, "an offset is given twice"
+            self.sent[offset] = value
+        return status, answer
+
+    async def send_on(self, client: int) -> None:
+        number = 0
+        while not self.is_over:
+            number += 1
+            begun_s = time.monotonic()
+            try:
+                status, answer = await self.send(f"{client}-{number}")
+            except (aiohttp.ClientError, TimeoutError, OSError):
+                self.lost += 1
+                await asyncio.sleep(0.02)
+                continue
+            self.longest_s = max(self.longest_s, time.monotonic() - begun_s)
+            if status != 200:
+                assert status == 503, answer
+                self.lost += 1
+
+    async def goes_on(self) -> None:
+        """Return when sends are acknowledged again."""
+        count = len(self.sent)
+        await until(lambda: len(self.sent) >= count + 20, pause_s=0.05)
+
+    async def read_all(self) -> dict[int, str]:
+        found: dict[int, str] = {}
+        offset = 0
+        while True:
+            path = f"/topics/{TOPIC}/partitions/0/records?offset={offset}&max_bytes=100000"
+            answer = await self.done("GET", path, headers={"Accept": JSON["Content-Type"]})
+            if not answer:
+                return found
+            for record in answer:
+                assert record["offset"] == offset, "offsets are dense"
+                found[offset] = record["value"]
+                offset += 1
+
+    async def check(self) -> None:
+        """Everything acknowledged is there, at its offset, and nothing twice."""
+        found = await self.read_all()
+        assert self.sent.items() <= found.items()
+        assert len(set(found.values())) == len(found), "a record twice"
+
+
+@pytest.fixture
+async def node(tmp_path: Path, etcd: EtcdServer, kafka: Peer, request: pytest.FixtureRequest) -> AsyncIterator[Node]:
+    async with etcd_metadata(etcd), aiohttp.ClientSession() as http:
+        (tmp_path / "cert.pem").write_bytes((etcd._directory / "cert.pem").read_bytes())
+        own = Node(tmp_path, etcd, kafka.endpoint, f"{request.node.name[:20]}.", http)
+        await own.server.start()
+        try:
+            await own.done("PUT", f"/mq/v1/topics/{TOPIC}", json={"partitions": 2})
+            yield own
+        finally:
+            await own.server.end()
+
+
+async def test_a_partition_moves_to_kafka_and_back_under_load(node: Node, kafka: Peer) -> None:
+    await node.send("before")
+    senders = [asyncio.create_task(node.send_on(client)) for client in range(SENDERS)]
+    for number in range(MOVES):
+        await asyncio.sleep(0.3)
+        route = await node.move("kafka1" if number % 2 == 0 else "n1")
+        assert route["owner"] == ("kafka1" if number % 2 == 0 else "n1")
+    node.is_over = True
+    await asyncio.gather(*senders)
+    await node.check()
+    routes = await node.done("GET", f"/mq/v1/topics/{TOPIC}/routes")
+    segments = routes["partitions"][0]["segments"]
+    assert [one["broker"] for one in segments] == ["n1", "kafka1"] * (MOVES // 2) + ["n1"]
+    assert node.lost == 0, "a move is a slower send, and nothing else"
+    print(f"\n{len(node.sent)} records, {MOVES} moves, the longest send {node.longest_s * 1000:.0f} ms")
+
+
+async def test_a_server_that_is_killed_takes_its_partition_on_kafka_over_again(node: Node, kafka: Peer) -> None:
+    await node.move("kafka1")
+    senders = [asyncio.create_task(node.send_on(client)) for client in range(SENDERS)]
+    for _ in range(2):
+        await asyncio.sleep(0.5)
+        await node.server.kill()
+        await node.server.start()
+        await node.goes_on()
+    node.is_over = True
+    await asyncio.gather(*senders)
+    await node.check()
+    await node.move("n1")
+    await node.send("behind")
+    await node.check()
+    assert await node.server.stop() == 0
+    await node.server.start()
+    await node.check()
+
+
+async def test_kafkas_own_clients_see_the_records_of_a_partition_that_is_there(
+    node: Node, kafka: Peer, request: pytest.FixtureRequest
+) -> None:
+    await node.move("kafka1")
+    for number in range(3):
+        await node.send(f"v{number}", key=f"k{number}", headers=JSON)
+    consumer = AIOKafkaConsumer(
+        f"{request.node.name[:20]}.{TOPIC}", bootstrap_servers=kafka.endpoint, auto_offset_reset="earliest"
+    )
+    await consumer.start()
+    try:
+        found: list[tuple[Any, Any]] = []
+        async with asyncio.timeout(PATIENCE_S):
+            while len(found) < 4:
+                message = await consumer.getone()
+                found.append((message.key, message.value))
+                assert message.timestamp_type == 1, "the time of the append"
+    finally:
+        await consumer.stop()
+    assert found == [(None, None), *((b"k%d" % n, b'"v%d"' % n) for n in range(3))]
+
+
+async def test_what_is_not_there_yet_is_refused_and_nothing_is_stored(node: Node) -> None:
+    await node.move("kafka1")
+    for headers, more in (
+        ({**JSON, "Idempotency-Key": "k1"}, {}),
+        (JSON, {"msg_id": "m1"}),
+        (JSON, {"delay_ms": 1000}),
+    ):
+        status, answer = await node.send("x", headers, **more)
+        refusal = answer if status != 200 else answer["offsets"][0]
+        assert refusal["error_code"] == 40964, answer
+    assert await node.read_all() == {}
+    brokers = await node.done("GET", "/mq/v1/brokers")
+    assert {one["broker"]: one["kind"] for one in brokers["brokers"]} == {"n1": "embedded", "kafka1": "kafka"}
+    status, _ = await node.ask("POST", f"/mq/v1/topics/{TOPIC}/partitions/0/takeover", json={"accept_offline": True})
+    assert status == 409
+    plan = await node.done("GET", "/mq/v1/brokers/n1/plan?draining=false")
+    assert plan["moves"] == []
+
+
+async def test_a_topic_that_differs_is_refused_before_anything_moves(
+    node: Node, kafka: Peer, request: pytest.FixtureRequest
+) -> None:
+    admin = AIOKafkaAdminClient(bootstrap_servers=kafka.endpoint)
+    await admin.start()
+    try:
+        config = {"cleanup.policy": "compact"}
+        name = f"{request.node.name[:20]}.{TOPIC}"
+        await admin.create_topics([NewTopic(name, 1, 1, topic_configs=config)])
+    finally:
+        await admin.close()
+    status, answer = await node.ask("POST", f"/mq/v1/topics/{TOPIC}/partitions/0/move", json={"to": "kafka1"})
+    assert status == 409, answer
+    assert "it has 1 partitions, and needs 2" in answer["message"]
+    assert "cleanup.policy is compact, and must be delete" in answer["message"]
+    assert "message.timestamp.type is CreateTime" in answer["message"]
+    await node.send("still here")
+    await node.check()
+
+
+async def test_another_node_appends_through_the_owner_and_takes_over_when_it_is_gone(
+    node: Node, etcd: EtcdServer, tmp_path: Path
+) -> None:
+    directory = tmp_path / "second"
+    directory.mkdir()
+    settings = {**node.settings, "MQ_CLUSTER_NODE": "n2", "MQ_CLUSTER_INTERNAL_PORT": str(free_port())}
+    second = Server(directory / "data", {**settings, "MQ_CLUSTER_BALANCE": "false"}, port=free_port())
+    await second.start()
+    first = node.server
+    try:
+        await node.move("kafka1")
+        await node.send("by n1")
+        node.server = second
+        await node.send("by n2")
+        await node.check()
+        await node.move("kafka1")  # it is there: nothing happens
+        senders = [asyncio.create_task(node.send_on(client)) for client in range(SENDERS)]
+        await first.kill()
+        await node.goes_on()
+        node.is_over = True
+        await asyncio.gather(*senders)
+        await node.check()
+        await node.move("n2")
+        await node.check()
+    finally:
+        node.server = first
+        with suppress(ProcessLookupError):
+            await second.end()

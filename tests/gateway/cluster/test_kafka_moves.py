@@ -1,0 +1,264 @@
+"""Moves between nodes and a Kafka cluster in memory: the real mover, stores and brokers, on simulated disks.
+
+Covers gateway.cluster.mover, gateway.cluster.follower and gateway.brokers.kafka.beside.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from random import Random
+from typing import Any
+
+import pytest
+
+from gateway.brokers.base import AnswerLost, Broker, BrokerUnreachable
+from gateway.brokers.kafka import writer as writing
+from gateway.brokers.kafka.beside import Beside
+from gateway.brokers.kafka.broker import KafkaBroker
+from gateway.cluster import mover as moving
+from gateway.cluster.mover import MoveConflict, key_of
+from gateway.cluster.record import decode
+from store import record_batch
+from store.errors import BrokerLacks, SealedQueue
+from store.record_batch import Record
+from store.types import ID_BYTES, Acks, Append, Identity, QueueKey
+from tests.gateway.brokers.kafka.fake import FakeKafka, strangers_batch
+from tests.gateway.cluster.nodes import NAMES, TOPIC, Cluster, settle
+
+ROUNDS = 12
+
+
+class KafkaCluster(Cluster):
+    """Nodes, each of which knows one Kafka cluster as `kafka1`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kafka = FakeKafka()
+        self.known: dict[str, KafkaBroker] = {}
+
+    def made(self, name: str) -> KafkaBroker:
+        if name not in self.known:
+            self.known[name] = KafkaBroker(
+                "kafka1", self.kafka, self.clock, prefix="",
+                topic_of=lambda topic_id: self.nodes[name].routes.by_id(topic_id),
+                retention_ms_of=lambda _: -1, on_doubt=lambda: None,
+            )  # fmt: skip
+        return self.known[name]
+
+    def broker_named(self, name: str, seen_from: str = "") -> Broker:
+        if name == "kafka1":
+            return self.made(seen_from)
+        own = super().broker_named(name, seen_from)
+        return own if name == seen_from else Beside(own, [self.made(name)])
+
+    def restart(self, name: str) -> None:
+        """A node's process has ended, and with it what it served on Kafka."""
+        self.known.pop(name, None)
+        follower = self.nodes[name].follower
+        if (value := follower._values.pop(key := key_of(self.topic.topic_id, 0), None)) is not None:
+            follower._note(key, value)
+
+    async def move(self, via: str, to: str) -> None:
+        node = self.nodes[via]
+        known = await node.mover.move(self.topic.topic_id, 0, to)
+        node.follower.note(self.topic.topic_id, 0, known)
+        await settle()
+
+    async def record(self) -> Any:
+        value = await self.metadata.get(key_of(self.topic.topic_id, 0))
+        assert value is not None
+        return decode(value.data)
+
+    async def sent(self, via: str, value: bytes) -> int | None:
+        """The offset; None: nobody knows, or nothing was stored, as nobody takes records now."""
+        node = self.nodes[via]
+        segment = node.routes.writable(TOPIC, 0)
+        batch = record_batch.encode([Record(None, value, self.clock.now_ms())])
+        append = Append(queue=segment.queue, batch=batch, record_count=1)
+        try:
+            [appended] = await segment.broker.append([append], acks=Acks.FLUSHED)
+        except (SealedQueue, AnswerLost, BrokerUnreachable):
+            return None
+        return segment.to_logical(appended.base_offset)
+
+
+@pytest.fixture(autouse=True)
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writing, "PAUSE_S", 0.0)
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[KafkaCluster]:
+    made = KafkaCluster()
+    await made.start()
+    try:
+        yield made
+    finally:
+        for broker in made.known.values():
+            await broker.close()
+        await made.stop()
+
+
+async def test_a_partition_goes_to_kafka_and_back_and_every_node_reads_all_of_it(cluster: KafkaCluster) -> None:
+    sent = []
+    for number, to in enumerate(("kafka1", "n2", "kafka1", "n1")):
+        for via in NAMES:
+            sent.append(b"%d by %s" % (number, via.encode()))
+            assert await cluster.send(via, sent[-1]) == len(sent) - 1
+        await cluster.move("n1", to)
+    for via in NAMES:
+        assert await cluster.read_all(via) == sent
+    record = await cluster.record()
+    assert [segment.broker for segment in record.segments] == ["n1", "kafka1", "n2", "kafka1", "n1"]
+    assert [segment.kepoch for segment in record.segments if segment.pid] == [0, 2]
+
+
+async def test_nodes_append_through_the_owner_and_hear_of_it(cluster: KafkaCluster) -> None:
+    await cluster.move("n1", "kafka1")
+    woken = asyncio.Event()
+    forget = cluster.nodes["n3"].watcher.watch(TOPIC, 0, 0, woken.set)
+    await settle()
+    assert await cluster.send("n2", b"a") == 0
+    async with asyncio.timeout(5):
+        await woken.wait()
+    forget()
+    assert await cluster.nodes["n3"].reader.offset_for_time(TOPIC, 0, 0) == 0
+
+
+async def test_an_owner_that_was_started_again_takes_its_partition_over_with_a_new_epoch(cluster: KafkaCluster) -> None:
+    await cluster.move("n1", "kafka1")
+    await cluster.send("n1", b"a")
+    cluster.restart("n1")
+    assert await cluster.sent("n1", b"nobody serves it") is None
+    await cluster.move("n1", "kafka1")
+    assert await cluster.send("n2", b"b") == 1
+    assert await cluster.read_all("n3") == [b"a", b"b"]
+    assert [segment.kepoch for segment in (await cluster.record()).segments if segment.pid] == [0, 1]
+
+
+async def test_another_node_takes_over_and_the_old_owner_acknowledges_nothing_more(cluster: KafkaCluster) -> None:
+    await cluster.move("n1", "kafka1")
+    await cluster.send("n1", b"a")
+    await cluster.pause("n1")  # it hears nothing of it
+    node = cluster.nodes["n2"]
+    known = await node.mover.move(cluster.topic.topic_id, 0, "kafka1")
+    node.follower.note(cluster.topic.topic_id, 0, known)
+    cluster.kafka.forget_producers()
+    assert await cluster.sent("n1", b"late") is None
+    assert await cluster.sent("n2", b"finds what lies there") is None
+    await cluster.move("n2", "kafka1")
+    assert await cluster.send("n2", b"b") == 1
+    assert await cluster.read_all("n2") == [b"a", b"b"]
+
+
+async def test_how_far_a_partition_is_known_is_written_down_and_an_end_is_searched_from_there(
+    cluster: KafkaCluster,
+) -> None:
+    await cluster.move("n1", "kafka1")
+    for number in range(5):
+        await cluster.send("n1", b"%d" % number)
+    known = await cluster.nodes["n1"].mover.verify(cluster.topic.topic_id, 0)
+    assert known.record.verified == 6
+    assert (await cluster.nodes["n1"].mover.verify(cluster.topic.topic_id, 0)).revision == known.revision
+    await cluster.send("n1", b"5")
+    cluster.kafka.fetches.clear()
+    await cluster.move("n2", "n2")
+    assert cluster.kafka.fetches[0][0] == 6
+    assert len(await cluster.read_all("n3")) == 6
+
+
+async def test_ids_are_told_over_kafka_by_the_last_broker_that_knows_them(cluster: KafkaCluster) -> None:
+    identity = Identity(message_ids=[b"i" * ID_BYTES])
+    assert await cluster.send("n1", b"a", identity=identity) == 0
+    await cluster.move("n1", "kafka1")
+    with pytest.raises(BrokerLacks):
+        await cluster.send("n1", b"a", identity=identity)
+    await cluster.move("n1", "n2")
+    assert await cluster.send("n1", b"a", identity=identity) == 0
+    assert await cluster.read_all("n3") == [b"a"]
+
+
+async def test_a_producer_whose_epochs_have_run_out_is_followed_by_another(
+    cluster: KafkaCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(moving, "KAFKA_EPOCH_MAX", 1)
+    for number in range(4):
+        await cluster.move("n1" if number % 2 else "n2", "kafka1")
+        await cluster.send("n1", b"%d" % number)
+    fences = [(segment.pid, segment.kepoch) for segment in (await cluster.record()).segments if segment.pid]
+    assert [epoch for _, epoch in fences] == [0, 1, 0, 1]
+    assert len(set(fences)) == 4
+    assert await cluster.read_all("n3") == [b"0", b"1", b"2", b"3"]
+
+
+async def test_expired_segments_on_kafka_come_off_the_chain(cluster: KafkaCluster) -> None:
+    await cluster.send("n1", b"a")
+    await cluster.move("n1", "kafka1")
+    await cluster.send("n1", b"b")
+    await cluster.move("n1", "n2")
+    await cluster.send("n1", b"c")
+    await cluster.nodes["n1"].broker.expire_queue(QueueKey(cluster.topic.topic_id, 0), 1)
+    await cluster.kafka.delete_before(TOPIC, 0, 2)
+    for broker in cluster.known.values():
+        broker._starts.clear()
+    await cluster.nodes["n2"].mover.trim(cluster.topic.topic_id, 0)
+    assert [segment.broker for segment in (await cluster.record()).segments] == ["n2"]
+    await settle()
+    assert (await cluster.nodes["n1"].reader.bounds(TOPIC, 0)).min_offset == 2
+
+
+async def test_nothing_is_taken_over_to_kafka(cluster: KafkaCluster) -> None:
+    with pytest.raises(BrokerLacks):
+        await cluster.nodes["n2"].mover.take_over(cluster.topic.topic_id, 0, "kafka1")
+    assert await cluster.send("n1", b"a") == 0
+
+
+@pytest.mark.parametrize("seed", range(ROUNDS))
+async def test_moves_that_stop_anywhere_are_finished_and_nothing_is_lost(cluster: KafkaCluster, seed: int) -> None:
+    """Movers are cancelled at any turn, owners are started again, Kafka loses answers, forgets and takes strangers'."""
+    random = Random(seed)
+    acknowledged: dict[int, bytes] = {}
+    places = ["kafka1", "kafka1", "n1", "n2"]
+    for number in range(60):
+        what = random.random()
+        if what < 0.6:
+            cluster.kafka.script.extend(random.choice([[], [], ["lost"], ["dropped"], [6]]))
+            value = b"%d" % number
+            offset = await cluster.sent(random.choice(NAMES), value)
+            if offset is not None:
+                assert offset not in acknowledged
+                acknowledged[offset] = value
+            cluster.kafka.script.clear()
+        elif what < 0.7:
+            task = asyncio.create_task(cluster.move(random.choice(NAMES), random.choice(places)))
+            for _ in range(random.randrange(60)):
+                await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait([task])
+        elif what < 0.85:
+            await _ended(cluster.move, random.choice(NAMES), random.choice(places))
+        elif what < 0.9:
+            cluster.restart(random.choice(NAMES))
+        elif what < 0.95:
+            cluster.kafka.forget_producers()
+        elif (log := cluster.kafka.logs.get((TOPIC, 0))) is not None:
+            log.append(strangers_batch())
+    await _ended(cluster.move, "n3", "n3")
+    await settle(100)
+    assert await cluster.send("n1", b"the end") not in acknowledged
+    found = await cluster.read_all("n2")
+    assert all(found[offset] == value for offset, value in acknowledged.items())
+    assert len(set(found)) == len(found)
+    assert b"a stranger's" not in found
+
+
+async def _ended(move: Callable[[str, str], Awaitable[None]], via: str, to: str) -> None:
+    for _ in range(20):
+        try:
+            await move(via, to)
+        except MoveConflict:
+            await settle()
+        else:
+            return
+    raise AssertionError("a move that others are in the way of, again and again")
