@@ -20,6 +20,8 @@ from typing import Any
 
 import orjson
 
+import pytest
+
 from gateway.cluster.move import TAKEN_OFFSETS
 from tests.e2e.server import REPOSITORY
 from tests.gateway.cluster.etcd_server import EtcdServer, free_port
@@ -76,6 +78,7 @@ class Worker:
         return len(found)
 
 
+@pytest.mark.matrix
 async def test_what_was_acknowledged_before_the_backup_is_in_it_once(tmp_path: Path, etcd: EtcdServer) -> None:
     random = Random(43)
     async with asyncio.timeout(6 * PATIENCE_S), served(tmp_path, etcd, random, len(NAMES)) as nodes:

@@ -26,7 +26,7 @@ from store.types import ID_BYTES, Acks, Append, Identity, QueueKey
 from tests.gateway.brokers.kafka.fake import FakeKafka, strangers_batch
 from tests.gateway.cluster.nodes import NAMES, TOPIC, Cluster, settle
 
-ROUNDS = 12
+SEEDS = [*range(4), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(4, 40))]
 
 
 class KafkaCluster(Cluster):
@@ -214,7 +214,7 @@ async def test_nothing_is_taken_over_to_kafka(cluster: KafkaCluster) -> None:
     assert await cluster.send("n1", b"a") == 0
 
 
-@pytest.mark.parametrize("seed", range(ROUNDS))
+@pytest.mark.parametrize("seed", SEEDS)
 async def test_moves_that_stop_anywhere_are_finished_and_nothing_is_lost(cluster: KafkaCluster, seed: int) -> None:
     """Movers are cancelled at any turn, owners are started again, Kafka loses answers, forgets and takes strangers'."""
     random = Random(seed)

@@ -316,6 +316,7 @@ def client_is_built() -> None:
     test_js.run("npm", "run", "build", "--", "--dist-only")
 
 
+@pytest.mark.matrix
 async def test_every_node_is_restarted_and_no_python_application_notices(tmp_path: Path, etcd: EtcdServer) -> None:
     async with asyncio.timeout(6 * PATIENCE_S), served(tmp_path, etcd, Random(30), 3) as nodes:
         seeds = await _spread(nodes)
@@ -334,6 +335,7 @@ async def test_a_rolling_restart_reaches_no_application_as_an_error(
             await roll(nodes, drains=drains, away_s=0.0 if drains else 6.0)
 
 
+@pytest.mark.matrix
 async def test_a_node_that_is_away_holds_up_only_what_it_has(tmp_path: Path, etcd: EtcdServer) -> None:
     """Partition 0 has sealed records on n2, partition 1 none. While n2 is away, whoever follows both gets those of
     partition 1; a read of what n2 has waits, and is refused when n2 is away for long; then all of it is read."""

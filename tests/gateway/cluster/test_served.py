@@ -277,6 +277,7 @@ async def _owns_as_it_says(nodes: Nodes) -> None:
     assert (await asyncio.to_thread(mq, "broker", "drain", "n9", url=url)).returncode == 1
 
 
+@pytest.mark.matrix
 async def test_a_gateway_without_a_store_and_workers_of_a_node_answer_as_nodes_do(
     tmp_path: Path, etcd: EtcdServer
 ) -> None:
