@@ -19,7 +19,6 @@ from random import Random
 from typing import Any
 
 import orjson
-
 import pytest
 
 from gateway.cluster.move import TAKEN_OFFSETS
