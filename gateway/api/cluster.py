@@ -142,6 +142,10 @@ class Cluster(Protocol):
         """The node to which a name of a kind (GROUPS, RECURRING) belongs; None: to none."""
         ...
 
+    async def look_up(self, kind: str, name: str) -> str | None:
+        """Likewise, by what the metadata says now."""
+        ...
+
     async def claim(self, kind: str, name: str) -> str:
         """Likewise; to this node from now on, if it belonged to none. Raises Unavailable."""
         ...

@@ -845,6 +845,12 @@ class ClusterNode:
         """A name belongs to another node from now on, as that node has said."""
         self._owners[_owner_key(kind, name)] = node
 
+    async def look_up(self, kind: str, name: str) -> str | None:
+        """As `owner`, by what the metadata says now, which the watch may not have told yet."""
+        with suppress(Unavailable):
+            return (await self.owner_now(kind, name))[0]
+        return self.owner(kind, name)
+
     async def claim(self, kind: str, name: str) -> str:
         """The node to which a name belongs; this one from now on, durably, if it belongs to none. Raises
         Unavailable."""

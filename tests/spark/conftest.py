@@ -159,8 +159,8 @@ def values(server: Server, topic: str) -> list[int]:
     """What a topic holds, without Spark."""
     client = Client(Endpoint(urls=(server.url,)))
     found: list[int] = []
-    for partition, (beginning, end) in client.topic(topic).partitions.items():
-        offset = beginning
+    for partition, bounds in client.topic(topic).partitions.items():
+        offset, end = bounds.beginning, bounds.end
         while offset < end:
             body = client.fetch(topic, partition, offset, end_offset=end, max_bytes=8 << 20).body
             batches = find_batches(body)

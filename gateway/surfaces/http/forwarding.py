@@ -275,9 +275,14 @@ def forwarding(gateway: Gateway, path: str, handler: Handler) -> Handler:
             try:
                 return await handler(gateway, request, body)
             except (GroupError, RequestError):
-                if kind is None or (now := cluster.owner(kind, name)) is None or now == owner:
+                if kind is None:
                     raise
-                owner = now  # it has moved meanwhile: nothing was done here, and what was found is not so
+                # It may have come to another node, or have moved, and this one has not heard of that yet: nothing was
+                # done here then, and what was found is not so.
+                now = cluster.owner(kind, name) or await cluster.look_up(kind, name)
+                if now is None or now == owner:
+                    raise
+                owner = now
         return await forwarder.answer(gateway, request, body, owner)
 
     return forwarded

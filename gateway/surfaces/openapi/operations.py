@@ -120,6 +120,9 @@ KAFKA_BINARY = "application/vnd.kafka.binary.v2+json"
 KAFKA_TEXT = "application/vnd.kafka.text.v2+json"
 
 PULL_HEADERS = ("Mq-Next-Offset", "Mq-Beginning-Offset", "Mq-End-Offset", "Mq-Epoch", "Vary", "Content-Encoding")
+OF_NODES = ("Mq-Missing-Nodes", "Vary", "Content-Encoding")
+"""Of lists that all nodes of a cluster add to."""
+
 RAW_HEADERS = (
     "Mq-Partition",
     "Mq-Offset",
@@ -272,13 +275,13 @@ _OPS: dict[str, Operation] = {
     ),
     "list_connections": Operation(
         tag="Operations",
-        answers={200: _json("A page of them.", ref("ConnectionPage"), "Vary", "Content-Encoding")},
+        answers={200: _json("A page of them.", ref("ConnectionPage"), *OF_NODES)},
         errors=(*QUERY, 40050),
     ),
     "end_connection": Operation(tag="Operations", answers={204: _nothing("It has ended.")}, errors=(40454,)),
     "list_sessions": Operation(
         tag="Operations",
-        answers={200: _json("A page of them.", ref("SessionPage"), "Vary", "Content-Encoding")},
+        answers={200: _json("A page of them.", ref("SessionPage"), *OF_NODES)},
         errors=(*QUERY, 40050),
     ),
     "end_session": Operation(tag="Operations", answers={204: _nothing("It has ended.")}, errors=(40454,)),
@@ -385,11 +388,13 @@ _TOPICS: dict[str, Operation] = {
     ),
     "list_topics": Operation(
         tag="Topics",
-        answers={200: _json("Topics.", either(ref("Topics"), ref("TopicPage")), "Vary", "Content-Encoding")},
+        answers={200: _json("Topics.", either(ref("Topics"), ref("TopicPage")), *OF_NODES)},
         errors=(*QUERY, 40050, *READS),
     ),
     "describe_topic": Operation(
-        tag="Topics", answers={200: _json("The topic.", ref("TopicWithOffsets"))}, errors=(*TOPIC, *READS)
+        tag="Topics",
+        answers={200: _json("The topic.", ref("TopicWithOffsets"), "Mq-Missing-Nodes")},
+        errors=(*TOPIC, *READS),
     ),
     "create_topic": Operation(
         tag="Topics",
@@ -558,12 +563,14 @@ _READ: dict[str, Operation] = {
 _SCHEDULES: dict[str, Operation] = {
     "list_schedules": Operation(
         tag="Delayed records",
-        answers={200: _json("A page of them.", ref("SchedulePage"), "Vary", "Content-Encoding")},
+        answers={200: _json("A page of them.", ref("SchedulePage"), *OF_NODES)},
         errors=(*QUERY, *TOPIC, 40050, *READS),
     ),
     "schedule_histogram": Operation(
         tag="Delayed records",
-        answers={200: _json("How many are due when.", either(ref("Histogram"), ref("HistogramOfBounds")))},
+        answers={
+            200: _json("How many are due when.", either(ref("Histogram"), ref("HistogramOfBounds")), *OF_NODES),
+        },
         errors=(*QUERY, *TOPIC, *READS),
     ),
     "change_schedules": Operation(
@@ -603,7 +610,7 @@ _SCHEDULES: dict[str, Operation] = {
 _RECURRING: dict[str, Operation] = {
     "list_recurring": Operation(
         tag="Recurring schedules",
-        answers={200: _json("A page of them.", ref("RecurringPage"))},
+        answers={200: _json("A page of them.", ref("RecurringPage"), *OF_NODES)},
         errors=(*QUERY, *READS),
     ),
     "get_recurring": Operation(
@@ -669,7 +676,7 @@ _GROUPS: dict[str, Operation] = {
     "extend": Operation(tag="Queue mode", body=_body(ref("Extend")), answers=_LEASED, errors=(*LEASES, 42253)),
     "list_groups": Operation(
         tag="Groups",
-        answers={200: _json("Groups.", either(ref("GroupList"), ref("GroupPage")), "Vary", "Content-Encoding")},
+        answers={200: _json("Groups.", either(ref("GroupList"), ref("GroupPage")), *OF_NODES)},
         errors=(*QUERY, 40050, *READS),
     ),
     "group_leases": Operation(
@@ -877,7 +884,7 @@ _V3: dict[str, Operation] = {
         answers={207: _json("What became of each entry.", ref("V3BatchReceipts"))},
         errors=(42208, *V3_TOPIC, *IDEMPOTENCY),
     ),
-    "v3_groups": _v3(_json("Groups.", ref("V3Groups")), 50351),
+    "v3_groups": _v3(_json("Groups.", ref("V3Groups"), *OF_NODES), 50351),
     "v3_group": _v3(_json("The group.", ref("V3Group")), *V3_GROUP),
     "v3_consumers": _v3(_json("Members.", ref("V3Consumers")), *V3_GROUP),
     "v3_consumer": _v3(_json("The member.", ref("V3Consumer")), *V3_GROUP),

@@ -131,6 +131,9 @@ def answer_headers() -> dict[str, Schema]:
         "Mq-Delivery-Attempt": said(number, "From 1."),
         "Mq-Visible-Until": said(number, "When the lease ends, epoch milliseconds."),
         "Idempotent-Replayed": said(exactly("true"), "Everything in this request had been stored before."),
+        "Mq-Missing-Nodes": said(
+            STRING, "In a cluster: the nodes of which the answer has nothing. They did not answer."
+        ),
         "Vary": STRING,
         "Content-Encoding": said(words("gzip", "zstd"), "Of large answers, for clients that ask."),
         "traceparent": STRING,

@@ -123,6 +123,15 @@ async def test_a_name_is_let_go_of_for_certain_and_what_the_watch_says_late_chan
         assert node._owner_revisions == {}, "nothing is kept"
 
 
+async def test_what_another_node_has_taken_is_known_before_the_watch_tells_of_it() -> None:
+    metadata = MemoryMetadata()
+    async with joined(metadata) as (node, _):
+        assert await node.look_up(GROUPS, "g") is None
+        await metadata.compare_and_set({f"{OWNERS}{GROUPS}/g": ABSENT}, {f"{OWNERS}{GROUPS}/g": b'{"node":"n2"}'})
+        assert node.owner(GROUPS, "g") is None
+        assert (await node.look_up(GROUPS, "g"), node.owner(GROUPS, "g")) == ("n2", "n2")
+
+
 async def test_a_topic_may_be_told_before_the_broker_on_which_it_begins() -> None:
     """Another node tells of the topic it has made; what the watch says of brokers comes later."""
     metadata = MemoryMetadata()

@@ -42,13 +42,14 @@ Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @asynccontextmanager
-async def forwarding_to(answer: Answer) -> AsyncIterator[tuple[Gateway, str]]:
-    """A gateway whose every group belongs to another node, which answers so; and its URL."""
+async def forwarding_to(answer: Answer, *, is_told: bool = True) -> AsyncIterator[tuple[Gateway, str]]:
+    """A gateway whose every group belongs to another node, which answers so; and its URL. `is_told`: the gateway has
+    heard of that, and need not ask the metadata."""
     node = web.Application()
     node.router.add_route("*", "/{path:.*}", answer)
     async with TestServer(node) as other:
         cluster = cast(
-            Cluster, _Cluster({"other": SimpleNamespace(name="other", number=1, url=str(other.make_url("")))})
+            Cluster, _Cluster({"other": SimpleNamespace(name="other", number=1, url=str(other.make_url("")))}, is_told)
         )
         forwarder = Forwarder(cluster, None)
         gateway, _ = fake_gateway(FakeClock(), ws_write_timeout_ms=1_000)
@@ -62,11 +63,24 @@ async def forwarding_to(answer: Answer) -> AsyncIterator[tuple[Gateway, str]]:
 class _Cluster(SimpleNamespace):
     """Every name belongs to the other node."""
 
-    def __init__(self, members: Mapping[str, object]) -> None:
+    def __init__(self, members: Mapping[str, object], is_told: bool) -> None:
         super().__init__(name="this", members=members)
+        self._is_told = is_told
 
-    def owner(self, kind: str, name: str) -> str:
+    def owner(self, kind: str, name: str) -> str | None:
+        return "other" if self._is_told else None
+
+    async def look_up(self, kind: str, name: str) -> str:
         return "other"
+
+
+async def test_a_group_that_has_just_come_to_another_node_is_found_there() -> None:
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return web.json_response({"groups": 1})
+
+    async with forwarding_to(answer, is_told=False) as (_, url), aiohttp.ClientSession() as http:
+        async with http.get(url + PATH) as response:
+            assert (response.status, await response.json()) == (200, {"groups": 1})
 
 
 async def test_a_large_answer_waits_at_its_node_for_clients_that_do_not_read_it() -> None:
