@@ -18,6 +18,8 @@ from aiohttp.test_utils import TestServer
 
 from gateway.api.cluster import Cluster
 from gateway.errors import OVERLOADED
+from gateway.groups.machines.errors import UnknownGroup
+from gateway.groups.protocol import Groups
 from gateway.surfaces.http.answer_memory import SMALL_BYTES
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.forwarding import FORWARDED, Forwarder
@@ -53,11 +55,16 @@ async def forwarding_to(answer: Answer, *, is_told: bool = True) -> AsyncIterato
         )
         forwarder = Forwarder(cluster, None)
         gateway, _ = fake_gateway(FakeClock(), ws_write_timeout_ms=1_000)
-        gateway = replace(gateway, cluster=cluster, forwarder=forwarder)
+        gateway = replace(gateway, cluster=cluster, forwarder=forwarder, groups=cast(Groups, _NoGroups()))
         async with served(gateway) as port:
             with stubbed():
                 yield gateway, f"http://127.0.0.1:{port}"
         await forwarder.close()
+
+
+class _NoGroups:
+    def leases(self, group: str, *_: object, **__: object) -> None:
+        raise UnknownGroup(group)
 
 
 class _Cluster(SimpleNamespace):
@@ -78,9 +85,12 @@ async def test_a_group_that_has_just_come_to_another_node_is_found_there() -> No
     async def answer(request: web.Request) -> web.StreamResponse:
         return web.json_response({"groups": 1})
 
-    async with forwarding_to(answer, is_told=False) as (_, url), aiohttp.ClientSession() as http:
-        async with http.get(url + PATH) as response:
-            assert (response.status, await response.json()) == (200, {"groups": 1})
+    async with (
+        forwarding_to(answer, is_told=False) as (_, url),
+        aiohttp.ClientSession() as http,
+        http.get(url + PATH) as response,
+    ):
+        assert (response.status, await response.json()) == (200, {"groups": 1})
 
 
 async def test_a_large_answer_waits_at_its_node_for_clients_that_do_not_read_it() -> None:
