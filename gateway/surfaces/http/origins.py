@@ -41,8 +41,7 @@ EXPOSED = ", ".join(
      "Mq-Partition", "Mq-Offset", "Mq-Next-Offset", "Mq-Beginning-Offset", "Mq-End-Offset", "Mq-Epoch", "Mq-Timestamp",
      "Mq-Store-Timestamp", "Mq-Key", "Mq-Tag", "Mq-Tombstone", "Mq-Message-Group", "Mq-Message-Id", "Mq-Receipt",
      "Mq-Delivery-Attempt", "Mq-Visible-Until", "Mq-Schedule-Id", "Mq-Schedule-Key", "Mq-Deliver-At",
-     "Idempotent-Replayed", "traceparent",
-     "tracestate")
+     "Mq-Missing-Nodes", "Idempotent-Replayed", "traceparent", "tracestate")
 )  # fmt: skip
 """Headers of answers that pages may read: all that the API document declares and browsers do not show by themselves
 (a test compares). With a token in a request "*" would do in most browsers, but not in all."""

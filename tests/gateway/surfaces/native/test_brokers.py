@@ -57,6 +57,7 @@ class FakeCluster:
     """A node of a cluster of three, one of which is away, with three moves."""
 
     name = "local"
+    kafka = ()
     blocked = "partition 1 of orders cannot go to n2: it is full"
     members: Mapping[str, object] = MappingProxyType(
         {
