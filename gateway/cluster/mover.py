@@ -232,9 +232,16 @@ class Mover:
             physical = (await target.bounds(queue)).max_offset
             place = {"owner": to, "queue": (queue.topic_id, queue.queue_id), "physical": physical}
         done = move.commit(begun, end=end, now_ms=self._clock.now_ms(), **place)
-        revision = await self._set(topic_id, partition, revision, done)
         if isinstance(target, KafkaBroker):
+            # Before the record is written: the watch may tell of it before this goes on, and sends that were held come
+            # at once. Without the record no route leads here.
             target.serve(queue, place_of(done.open_segment))
+        try:
+            revision = await self._set(topic_id, partition, revision, done)
+        except BaseException:
+            if isinstance(target, KafkaBroker):
+                target.refuse(queue)  # if it was written after all, the node takes over anew what it does not serve
+            raise
         log.info(
             "partition moved topic_id=%d partition=%d to=%s epoch=%d offset=%d",
             topic_id, partition, to, done.epoch, done.open_segment.start,

@@ -178,7 +178,7 @@ class KafkaBroker:
         return None if writer is None else writer.end
 
     def serve(self, queue: QueueKey, place: Place) -> None:
-        """Be the owner of a tenure whose record is written, from its fence on."""
+        """Be the owner of a tenure whose fence is written, from there on."""
         self._places[queue] = place
         for other in self.queues_of(queue.topic_id):  # the tenure before, of which the move says no more if it is empty
             if self._places[other].partition == place.partition:
@@ -190,6 +190,11 @@ class KafkaBroker:
             on_doubt=self._on_doubt,
             on_freed=self._free,
         )  # fmt: skip
+
+    def refuse(self, queue: QueueKey) -> None:
+        """Append no more to a tenure."""
+        if (writer := self._writers.get(queue)) is not None:
+            writer.refuse()
 
     async def stop(self, queue: QueueKey) -> None:
         """Append no more to a tenure: it is about to be sealed. What is on its way is waited for, for a moment."""

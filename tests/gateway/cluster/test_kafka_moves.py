@@ -6,7 +6,7 @@ Covers gateway.cluster.mover, gateway.cluster.follower and gateway.brokers.kafka
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from random import Random
 from typing import Any
 
@@ -17,7 +17,7 @@ from gateway.brokers.kafka import writer as writing
 from gateway.brokers.kafka.beside import Beside
 from gateway.brokers.kafka.broker import KafkaBroker
 from gateway.cluster import mover as moving
-from gateway.cluster.mover import MoveConflict, key_of
+from gateway.cluster.mover import Known, MoveConflict, key_of
 from gateway.cluster.record import decode
 from store import record_batch
 from store.errors import BrokerLacks, SealedQueue
@@ -112,6 +112,25 @@ async def test_a_partition_goes_to_kafka_and_back_and_every_node_reads_all_of_it
     record = await cluster.record()
     assert [segment.broker for segment in record.segments] == ["n1", "kafka1", "n2", "kafka1", "n1"]
     assert [segment.kepoch for segment in record.segments if segment.pid] == [0, 2]
+
+
+async def test_sends_that_were_held_are_taken_as_soon_as_anyone_is_told_of_the_move(
+    cluster: KafkaCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The watch may be faster than the mover: who comes then was refused, and held for another move."""
+    written, taken = cluster.metadata.compare_and_set, []
+
+    async def told(expected: Mapping[str, int], changes: Mapping[str, bytes | None]) -> int | None:
+        revision = await written(expected, changes)
+        record = await cluster.record()
+        if revision is not None and record.to is None and record.open_segment.broker == "kafka1":
+            cluster.nodes["n1"].follower.note(cluster.topic.topic_id, 0, Known(record, revision))
+            taken.append(await cluster.sent("n1", b"held"))
+        return revision
+
+    monkeypatch.setattr(cluster.metadata, "compare_and_set", told)
+    await cluster.move("n1", "kafka1")
+    assert taken == [0]
 
 
 async def test_nodes_append_through_the_owner_and_hear_of_it(cluster: KafkaCluster) -> None:

@@ -162,9 +162,10 @@ async def test_a_partition_moves_to_kafka_and_back_under_load(node: Node, kafka:
     await node.send("before")
     senders = [asyncio.create_task(node.send_on(client)) for client in range(SENDERS)]
     for number in range(MOVES):
-        await asyncio.sleep(0.3)
+        await node.goes_on()  # a tenure without records is no segment
         route = await node.move("kafka1" if number % 2 == 0 else "n1")
         assert route["owner"] == ("kafka1" if number % 2 == 0 else "n1")
+    await node.goes_on()
     node.is_over = True
     await asyncio.gather(*senders)
     await node.check()
