@@ -271,7 +271,7 @@ class ClusterNode:
         self._seen_revision = max(self._seen_revision, seen.revision)
 
     def _see_formats(self) -> None:
-        """A broker that is to have nothing, and is not there, holds nobody up."""
+        """A broker that is to have nothing, and is not there, holds up no other."""
         formats = self._routes.formats
         formats.clear()
         for name, member in self.members.items():
@@ -715,7 +715,7 @@ class ClusterNode:
                         await self._trim(topic_id, partition)
 
     async def _take_kafka(self, now_s: float) -> None:
-        """Take over the partitions on Kafka clusters that nobody serves."""
+        """Take over the partitions on Kafka clusters that no node serves."""
         owned = self._follower.on_kafka()
         away = {known.record.owner for known in owned.values() if not self.is_there(known.record.owner)}
         self._away_since_s = {name: self._away_since_s.get(name, now_s) for name in away}

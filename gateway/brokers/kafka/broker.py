@@ -202,7 +202,7 @@ class KafkaBroker:
             await writer.stop()
 
     async def new_producer(self) -> int:
-        """The id of a producer that nobody else has. Raises BrokerUnreachable."""
+        """The id of a producer that no other one has. Raises BrokerUnreachable."""
         try:
             return await self._kafka.new_producer()
         except (Unreached, Refused) as error:

@@ -1,8 +1,8 @@
 """Kafka's error codes by what the owner of a partition does about them. Pure.
 
-again   the batch was not stored, or nobody knows: the same bytes are sent again, behind a look at the metadata. One
+again   the batch was not stored, or it is not known: the same bytes are sent again, behind a look at the metadata. One
         that was stored is answered with its offset, as Kafka knows the last five batches of a producer
-doubt   somebody else may own the partition: nothing is acknowledged any more, and it is taken over anew
+doubt   another node may own the partition: nothing is acknowledged any more, and it is taken over anew
 never   these bytes will not be stored. Their number is used up, so the partition is taken over anew as well
 """
 

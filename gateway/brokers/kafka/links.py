@@ -47,7 +47,7 @@ PRODUCE_TIMEOUT_MS = 8_000
 """How long a leader waits for its replicas; less than the request's own."""
 
 DEAD_AFTER_MS = 5_000
-"""A connection whose bytes nobody acknowledges for so long is given up (TCP_USER_TIMEOUT)."""
+"""A connection whose bytes are not acknowledged for so long is given up (TCP_USER_TIMEOUT)."""
 
 REFRESH_TIMEOUT_S = 2.0
 TRIES = 20
@@ -148,7 +148,7 @@ class Links:
                 await client.force_metadata_update()
 
     async def _leader(self, client: AIOKafkaClient, topic: str, partition: int) -> int | None:
-        """The node that leads a partition; None: nobody does, as far as is known."""
+        """The node that leads a partition; None: none does, as far as is known."""
         at = TopicPartition(topic, partition)
         for is_last in (False, True):
             leader = client.cluster.leader_for_partition(at)

@@ -9,7 +9,7 @@ from gateway.brokers.kafka.codes import Outcome
 
 
 class Unreached(Exception):
-    """The cluster, or the leader of a partition, does not answer now. Nobody knows whether it was done."""
+    """The cluster, or the leader of a partition, does not answer now. It is not known whether it was done."""
 
 
 class Refused(Exception):
@@ -67,7 +67,7 @@ class Kafka(Protocol):
         ...
 
     async def new_producer(self) -> int:
-        """The id of a producer that nobody else has."""
+        """The id of a producer that no other one has."""
         ...
 
     async def delete_before(self, topic: str, partition: int, offset: int) -> None:

@@ -4,7 +4,7 @@ order, so Kafka stores each batch once: it knows that many batches of a producer
 
     waiting ──round──> sent ──stored, in order──> acknowledged
                         │ └──lost, or of the moment──> sent again, with growing pauses
-                        └──somebody else may be the owner──> in doubt: nothing is acknowledged any more
+                        └──another may be the owner──> in doubt: nothing is acknowledged any more
 
 Invariants
     W1  what is acknowledged lies without a gap behind all that was acknowledged before (fencing.py)
