@@ -459,7 +459,7 @@ async def test_nothing_is_lost_or_doubled_while_nodes_are_killed_restarted_and_d
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("name", [name for name in clients.CLIENTS if name != "kafkajs"])  # docs/kafka.md says why
+@pytest.mark.parametrize("name", clients.CLIENTS)
 async def test_a_client_of_each_kind_while_partitions_move_and_nodes_are_killed_and_drained(
     name: str, tmp_path: Path, etcd: EtcdServer
 ) -> None:

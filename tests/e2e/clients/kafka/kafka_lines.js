@@ -12,7 +12,11 @@ const kafka = new Kafka({ clientId: "lines", brokers: [address], logLevel: logLe
 
 async function produce() {
   // Its idempotent producer has one request in flight, and gives up what it has numbered when that fails.
-  const producer = kafka.producer({ idempotent: true, maxInFlightRequests: 1 });
+  // A send has one partition: of several it would resolve without having sent those whose leader moves, while it is
+  // under way, to a broker that has answered for another of them (it remembers answers by broker, not by partition).
+  let sends = 0;
+  const createPartitioner = () => ({ partitionMetadata }) => sends % partitionMetadata.length;
+  const producer = kafka.producer({ idempotent: true, maxInFlightRequests: 1, createPartitioner });
   await producer.connect();
   let waiting = [];
   let ended = false;
@@ -27,6 +31,7 @@ async function produce() {
       continue;
     }
     await producer.send({ topic, acks: -1, messages: lines.map((line) => ({ key: line, value: line })) });
+    sends += 1;
     process.stdout.write(lines.join("\n") + "\n");
   }
   await producer.disconnect();
