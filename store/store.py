@@ -1208,7 +1208,9 @@ class Store:
             now_ms=self._clock.now_ms(),
             retention_ms=self.config.retention_ms,
             retention_bytes=self.config.retention_bytes,
-            pinned_position=min((lowest_needed() for lowest_needed in self._pins), default=self._published_position),
+            # What no flush has covered stays: a power cut may take it, and the log then grows again from before a start
+            # of the log that a snapshot has told already.
+            pinned_position=min((self._log.durable_position, *(lowest_needed() for lowest_needed in self._pins))),
         )[:file_count_max]
         if not expired or self.failure is not None:
             return 0

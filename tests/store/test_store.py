@@ -357,6 +357,31 @@ async def test_retention_by_age_raises_the_min_offset_and_keeps_what_is_pinned()
         assert store.topic("orders").topic_id == queue.topic_id, "topics outlive the log they were made in"
 
 
+async def test_retention_waits_for_what_a_power_cut_may_still_take() -> None:
+    """Else the log is cut below the start that a snapshot told, and what it is given next is taken for expired."""
+    disk, config = SimDisk(), with_settings(retention_bytes=64 * KiB)
+    store = await open_store(disk, config)
+    queue = await queue_of(store)
+    for _ in range(60):
+        await put(store, queue, bytes(4000), acks=Acks.WRITTEN)
+    assert await store.expire(file_count_max=9) == 0, "no flush has covered these files"
+    await abandon()
+    for seed in range(20):
+        after = disk.crash(Random(seed))
+        store = await open_store(after, config)
+        low = store.bounds(queue).max_offset
+        for _ in range(60):
+            await put(store, queue, b"kept" + bytes(4000))
+        await abandon()
+        after.kill()
+        async with opened(after, config) as store:
+            assert store.bounds(queue) == Bounds(0, low + 60)
+    async with opened(disk.crash(Random(0)), config) as store:
+        for _ in range(60):
+            await put(store, queue, bytes(4000))
+        assert await store.expire(file_count_max=9) > 0, "durable"
+
+
 async def test_tag_filters_pass_over_entries_in_the_index() -> None:
     async with opened(SimDisk()) as store:
         queue = await queue_of(store)
