@@ -57,6 +57,7 @@ from store.record_batch import Record, decode, encode, max_timestamp_ms
 from store.snapshot import Snapshot, SnapshotFiles
 from store.topic_changes import TopicChanges
 from store.topics import (
+    APPLIED,
     META_QUEUE,
     MOVED_IDS_QUEUE,
     TIMER_QUEUE,
@@ -766,7 +767,8 @@ class Store:
             counted[1] += entry.size
             if entry.identity is not None:
                 self._idempotency.apply(entry, is_durable=entry.position < self._log.durable_position)
-            self._remember(entry)
+            if entry.queue.topic_id not in APPLIED:
+                self._remember(entry)
         if entries:
             self._published_position = entries[-1].position + entries[-1].size
         if self._waiters:

@@ -141,6 +141,8 @@ OFFSETS_QUEUE = QueueKey(OFFSETS.topic_id, 0)
 RECURRING_QUEUE = QueueKey(RECURRING.topic_id, 0)
 CLUSTER_QUEUE = QueueKey(CLUSTER.topic_id, 0)
 MOVED_IDS_QUEUE = QueueKey(MOVED_IDS.topic_id, 0)
+APPLIED = frozenset(topic.topic_id for topic in (META, OFFSETS, RECURRING, CLUSTER, MOVED_IDS))
+"""Ids of the topics whose records are applied as they are written, and read again only after a start."""
 
 
 @dataclass(frozen=True, slots=True)

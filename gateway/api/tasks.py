@@ -8,14 +8,29 @@ whole    `finish`, and wait for it; who waits may be cancelled, the work is not
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TypeVar
 
 FINISH_TIMEOUT_S = 10.0
 """How long `close` waits for what is to be finished."""
 
 T = TypeVar("T")
+
+
+@asynccontextmanager
+async def task_group() -> AsyncIterator[asyncio.TaskGroup]:
+    """A TaskGroup that a cancellation ends without leftovers: for groups that come and go with connections.
+
+    Before Python 3.13 the frame that leaves a TaskGroup keeps the error that it raises, and the error's traceback keeps
+    that frame and those around it: each stream that ended kept all it had, until the collector looked at it.
+    """
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            yield tasks
+    except asyncio.CancelledError as error:
+        error.__traceback__ = None
+        raise
 
 
 class Tasks:
@@ -79,7 +94,10 @@ class Tasks:
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         del self._tasks[task]
-        if not task.cancelled() and (error := task.exception()) is not None:
+        if task.cancelled():
+            with suppress(asyncio.CancelledError):
+                task.exception()  # takes the error out of the task: its traceback leads to all that the task had
+        elif (error := task.exception()) is not None:
             self._on_failure(error)
 
     async def _answer(

@@ -25,8 +25,8 @@ RATIO_MAX = 100
 RATIO_FREE_BYTES = 64 * KiB
 """So much may come out at any ratio: small bodies of one repeated word are no bombs."""
 
-PIECE_BYTES_MAX = 8 * MiB
-"""Inflated at a time."""
+PIECE_BYTES_MAX = 4 * MiB
+"""Inflated at a time: some 10 ms, most of it for memory that is new to the process."""
 
 _ZLIB_PIECE_BYTES = 256 * KiB
 _ZSTD_WINDOW_BYTES_MAX = 8 * MiB  # what RFC 8878 asks every decoder to support

@@ -22,7 +22,7 @@ from store.log.entry import ALIGNMENT, entry_bytes
 from store.offline.verify import verify
 from store.record_batch import Record, encode
 from store.store import CHECKPOINT_STEPS_MAX, FLUSHED_FILE_LOG_BYTES, INLINE_READ_BYTES_MAX
-from store.topics import META_QUEUE, TIMER_QUEUE, KeyForm, Topic, TopicConfig
+from store.topics import META_QUEUE, OFFSETS_QUEUE, TIMER_QUEUE, KeyForm, Topic, TopicConfig
 from store.types import Acks, Append, Boundary, Bounds, QueueKey, ReadStatus, Source
 from tests.clock import START_MS, FakeClock
 from tests.simdisk import SimDisk, SimFile
@@ -163,6 +163,15 @@ async def test_reads_agree_whether_they_come_from_memory_or_from_the_log() -> No
         from_log = await entries_of(store, queue)
     assert from_log == mixed
     assert len(disk.list(SMALL.root / "commitlog")) > 2
+
+
+async def test_what_was_applied_when_it_was_written_is_not_kept_in_memory_for_readers() -> None:
+    async with opened(SimDisk()) as store:
+        queue = await queue_of(store)
+        await put(store, OFFSETS_QUEUE, b"an event")
+        await put(store, queue, b"a")
+        assert [entry.queue for entry in store._tail.values()] == [queue]
+        assert await values_of(store, OFFSETS_QUEUE) == [b"an event"]
 
 
 async def test_unknown_queues_are_refused_everywhere_and_nothing_is_stored() -> None:

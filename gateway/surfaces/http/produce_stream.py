@@ -23,6 +23,7 @@ from aiohttp import web
 
 from gateway.api.errors import error_of
 from gateway.api.producer import KeysTaken, Receipt, RequestIdentity
+from gateway.api.tasks import task_group
 from gateway.api.turns import in_turns
 from gateway.auth.access import Access, Permission
 from gateway.codec.documents import TOO_DEAR, Document, Splitter
@@ -120,7 +121,7 @@ class ProduceStream:
         Raises RequestError when nothing was answered yet.
         """
         try:
-            async with asyncio.TaskGroup() as tasks:
+            async with task_group() as tasks:
                 reading = tasks.create_task(self._read(tasks))
                 watching = tasks.create_task(self._watch(reading))
                 done_count = await self._write()

@@ -14,6 +14,7 @@ from typing import NoReturn
 
 from aiohttp import WebSocketError, WSMsgType, web
 
+from gateway.api.tasks import task_group
 from gateway.auth.access import NOBODY
 from gateway.errors import READ_ONLY, RequestError, bad_request
 from gateway.surfaces.http.admission import payer_of
@@ -202,7 +203,7 @@ class _Socket:
         rights: Rights | None = None
         leave_drain: Callable[[], None] | None = None
         try:
-            async with asyncio.TaskGroup() as tasks:
+            async with task_group() as tasks:
                 start = self._start = tasks.create_task
                 rights = Rights(
                     self._access,

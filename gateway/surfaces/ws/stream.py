@@ -24,7 +24,7 @@ from contextlib import suppress
 from typing import NoReturn
 
 from gateway.api.read import Consumer
-from gateway.api.tasks import Tasks
+from gateway.api.tasks import Tasks, task_group
 from gateway.auth.access import Access, Permission
 from gateway.brokers.base import BrokerUnreachable
 from gateway.errors import RequestError
@@ -118,7 +118,7 @@ class Stream:
 
     async def keep(self) -> NoReturn:
         """Stay a member, and follow what the group says. Raises RequestError, GroupError, StoreError."""
-        async with asyncio.TaskGroup() as keeping:
+        async with task_group() as keeping:
             keeping.create_task(self._beat())
             if self._command.auto_ack:
                 keeping.create_task(self._commits.now_and_then())

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
+from collections.abc import Iterator
 
 import pytest
 
-from gateway.api.tasks import Tasks, is_set_within, stop, when_set
+from gateway.api.tasks import Tasks, is_set_within, stop, task_group, when_set
 from tests.waiting import WOKEN_S, until
 
 
@@ -121,3 +124,35 @@ async def test_an_event_calls_within_the_block_and_never_behind_it() -> None:
         await asyncio.sleep(0)
     assert calls == [1]
     assert not await is_set_within(asyncio.Event(), 0.001)
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    """What dies here dies by reference count."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_collector")
+@pytest.mark.parametrize("is_at_the_end", [False, True])
+async def test_a_task_that_was_cancelled_in_a_group_keeps_nothing(is_at_the_end: bool) -> None:
+    held = Gate()
+    there = weakref.ref(held)
+
+    async def keep(gate: Gate) -> None:
+        async with task_group() as others:
+            others.create_task(gate.go())
+            if not is_at_the_end:
+                await gate.go()
+
+    tasks = Tasks(lambda error: pytest.fail(str(error)))
+    keeping = tasks.start(keep(held))
+    del held
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    await tasks.close()
+    assert keeping.cancelled()
+    await asyncio.sleep(0)
+    assert there() is None

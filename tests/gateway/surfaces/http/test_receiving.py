@@ -7,11 +7,13 @@ import asyncio
 import gc
 import gzip
 import tracemalloc
+from collections import Counter
 from collections.abc import Iterator
 
 import pytest
 import zstandard
 
+from gateway.codec.inflate import Inflater
 from gateway.errors import OVERLOADED
 from gateway.surfaces.http.context import Gateway
 from store.limits import MiB
@@ -95,6 +97,37 @@ async def test_bodies_that_inflate_to_too_much_leave_nothing_behind(gateway: Gat
             assert b"413" in await talk(port, request)
         after, _ = tracemalloc.get_traced_memory()
     assert after - before < MiB
+
+
+async def test_of_all_compressed_bodies_one_piece_is_inflated_in_a_turn(
+    gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A few hundred bytes of zstd are megabytes in their first piece: many such requests would be one long turn."""
+    bomb = zstandard.compress(bytes(32 * MiB))
+    head = f"POST /topics/orders HTTP/1.1\r\nHost: localhost\r\nContent-Type: {JSON_TYPE}\r\nContent-Encoding: zstd\r\n"
+    request = f"{head}Content-Length: {len(bomb)}\r\n\r\n".encode() + bomb
+    turn = 0
+    inflated: Counter[int] = Counter()
+    feed = Inflater.feed
+
+    def counted(self: Inflater, data: bytes) -> Iterator[bytes]:
+        inflated[turn] += 1
+        return feed(self, data)
+
+    async def others() -> None:
+        nonlocal turn
+        while True:
+            await asyncio.sleep(0)
+            turn += 1
+
+    monkeypatch.setattr(Inflater, "feed", counted)
+    async with served(gateway) as port:
+        counting = asyncio.ensure_future(others())
+        answers = await asyncio.gather(*(talk(port, request) for _ in range(16)))
+        counting.cancel()
+    assert all(b"413" in answer for answer in answers)
+    assert max(inflated.values()) == 1
+    assert inflated.total() == 16
 
 
 async def test_beyond_the_bound_a_body_is_refused_and_room_comes_back(gateway: Gateway) -> None:

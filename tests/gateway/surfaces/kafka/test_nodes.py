@@ -262,6 +262,24 @@ async def test_the_coordinator_of_a_group_is_its_node(owner: str | None, code: i
     assert is_elsewhere(session, "g") == (owner not in (None, "n1"))
 
 
+async def test_the_nodes_of_many_groups_are_found_in_several_turns() -> None:
+    session, _ = clustered()
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    counting = asyncio.ensure_future(others())
+    names = [str(number) for number in range(10 * metadata.GROUPS_PER_TURN)]
+    answer = await metadata.find_coordinator(session, 4, {"coordinator_keys": names, "key_type": 0})
+    counting.cancel()
+    assert [found["key"] for found in answer["coordinators"]] == names
+    assert turns >= 9
+
+
 MEMBER = {"group_id": "g", "member_id": "m", "generation_id": 1}
 JOIN = {
     "group_id": "g", "member_id": "", "session_timeout_ms": 10_000, "protocol_type": "consumer",
