@@ -521,7 +521,9 @@ def _check_records(
             # What the codec makes of a record takes 80 ns, each look at it some 20: so few as can be, steps by ranges.
             for expected, record in zip(range(step, min(step + STEP_ITEMS, end)), records, strict=False):
                 if record.offset != expected:
-                    raise MalformedBatch(f"record {expected - base_offset} has offset delta {record.offset - base_offset}")
+                    raise MalformedBatch(
+                        f"record {expected - base_offset} has offset delta {record.offset - base_offset}"
+                    )
                 headers = record.headers
                 if headers or may_be_large or ((key := record.key) is not None and len(key) > key_bytes_max):
                     if headers and on_headers is not None:

@@ -141,13 +141,18 @@ def refusal(session: Session, topic: str, partition: int, epoch: int = ANY_EPOCH
 
 
 def coordinator_of(session: Session, group: str) -> Node | None:
-    """The broker that keeps a group; this one, for a group that is nobody's yet: it becomes its own with the first
-    request that needs it. None: the node that has it is no broker for this client now."""
+    """The broker that keeps a group. One that no node has yet becomes that of the node whose first request needs it:
+    this one, or, while this one drains, the first that does not. None: the node that has it is no broker for this
+    client now."""
     cluster = session.gateway.cluster
     nodes = nodes_of(session)
     if cluster is None:
         return next(iter(nodes.values()))
-    return nodes.get(cluster.owner(GROUPS, group) or cluster.name)
+    owner = cluster.owner(GROUPS, group)
+    if owner is None:
+        takers = (name for name in (cluster.name, *nodes) if not cluster.members[name].draining)
+        owner = next(takers, cluster.name)
+    return nodes.get(owner)
 
 
 def is_elsewhere(session: Session, group: str) -> bool:

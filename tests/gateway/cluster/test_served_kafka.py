@@ -41,6 +41,7 @@ class KafkaNodes(Nodes):
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
         self.addresses: dict[str, str] = {}
+        self.consuming: list[Consuming] = []
 
     async def start(self, name: str) -> None:
         port = free_port()
@@ -91,7 +92,11 @@ class KafkaNodes(Nodes):
 async def kafka_nodes(directory: Path, etcd: EtcdServer, seed: int) -> AsyncIterator[KafkaNodes]:
     async with served(directory, etcd, Random(seed), 3, KafkaNodes) as nodes:
         assert isinstance(nodes, KafkaNodes)
-        yield nodes
+        try:
+            yield nodes
+        finally:  # a test that fails must not wait for threads that go on
+            for one in nodes.consuming:
+                one.stop()
 
 
 class Producing:
@@ -151,11 +156,11 @@ class Producing:
 class Consuming:
     """A member of a group (librdkafka), in a thread of its own; commits what it has seen."""
 
-    def __init__(self, bootstrap: str, topic: str, group: str) -> None:
+    def __init__(self, nodes: KafkaNodes, topic: str, group: str) -> None:
         self._consumer: Any = confluent_kafka.Consumer(
             {
-                "bootstrap.servers": bootstrap, "group.id": group, "auto.offset.reset": "earliest", "log_level": 0,
-                "enable.auto.commit": False, "session.timeout.ms": 6000, "heartbeat.interval.ms": 200,
+                "bootstrap.servers": nodes.bootstrap, "group.id": group, "auto.offset.reset": "earliest",
+                "enable.auto.commit": False, "session.timeout.ms": 6000, "heartbeat.interval.ms": 200, "log_level": 0,
             }
         )  # fmt: skip
         self._consumer.subscribe([topic], on_assign=self._on_assign, on_revoke=self._on_revoke)
@@ -164,6 +169,7 @@ class Consuming:
         self.owned: set[int] = set()  # from when it is told of them until it begins to give them up
         self._is_over = False
         self._task = asyncio.create_task(asyncio.to_thread(self._run))
+        nodes.consuming.append(self)
 
     def _on_assign(self, _: object, partitions: Sequence[Any]) -> None:
         self.owned = {one.partition for one in partitions}
@@ -187,8 +193,12 @@ class Consuming:
         finally:
             self._consumer.close()
 
-    async def end(self) -> None:
+    def stop(self) -> None:
+        """Have the thread end soon."""
         self._is_over = True
+
+    async def end(self) -> None:
+        self.stop()
         await self._task
 
 
@@ -227,7 +237,7 @@ async def test_kafka_clients_go_on_while_partitions_and_their_group_move(tmp_pat
     async with asyncio.timeout(3 * PATIENCE_S), kafka_nodes(tmp_path, etcd, 1) as nodes:
         await nodes.create(TOPIC, PARTITIONS)
         assert sorted(await nodes.owners(TOPIC)) == ["n1", "n2", "n3"]
-        producing, member = Producing(nodes.bootstrap, TOPIC, 1_000), Consuming(nodes.bootstrap, TOPIC, GROUP)
+        producing, member = Producing(nodes.bootstrap, TOPIC, 1_000), Consuming(nodes, TOPIC, GROUP)
         await producing.more()
         await _leaders_are_owners(nodes)
         for partition in range(PARTITIONS):
@@ -274,7 +284,7 @@ async def _leaders_are_owners(nodes: KafkaNodes) -> None:
 async def _own_no_partition_at_once(nodes: KafkaNodes) -> None:
     """A Kafka member, which is connected to the node of the group, and a WebSocket member by way of another one."""
     await nodes.create("mixed", 4)
-    member = Consuming(nodes.bootstrap, "mixed", "mixed")
+    member = Consuming(nodes, "mixed", "mixed")
     await _owns_all(member)
     owner = await nodes.owner_of("mixed")
     asked = next(name for name in nodes.addresses if name != owner)
@@ -298,7 +308,9 @@ async def _shared(member: Consuming, socket: aiohttp.ClientWebSocketResponse) ->
     async with asyncio.timeout(PATIENCE_S):
         while not len(member.owned) == len(owned) == 2:
             with suppress(TimeoutError):
-                message = json.loads((await socket.receive(timeout=0.02)).data)
+                frame = await socket.receive(timeout=0.02)
+                assert frame.type is aiohttp.WSMsgType.TEXT, frame
+                message = json.loads(frame.data)
                 if message.get("op") == "assigned":
                     owned |= {number for numbers in message["partitions"].values() for number in numbers}
             assert not member.owned & owned, (member.owned, owned)
@@ -428,7 +440,7 @@ async def test_nothing_is_lost_or_doubled_while_nodes_are_killed_restarted_and_d
         await nodes.create(TOPIC, PARTITIONS)
         names = list(nodes.addresses)
         producing, aio_producing = Producing(nodes.bootstrap, TOPIC, 1_000), AioProducing(nodes.bootstrap, TOPIC)
-        member, aio_member = Consuming(nodes.bootstrap, TOPIC, GROUP), AioConsuming(nodes.bootstrap, TOPIC, GROUP)
+        member, aio_member = Consuming(nodes, TOPIC, GROUP), AioConsuming(nodes, TOPIC, GROUP)
         await producing.more()
         for step in range(6):
             for partition in range(PARTITIONS):

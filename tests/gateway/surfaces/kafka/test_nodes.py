@@ -262,6 +262,21 @@ async def test_the_coordinator_of_a_group_is_its_node(owner: str | None, code: i
     assert is_elsewhere(session, "g") == (owner not in (None, "n1"))
 
 
+def test_a_group_begins_on_a_node_that_does_not_drain() -> None:
+    session, cluster = clustered()
+
+    def drain(*names: str) -> None:
+        cluster.members = {name: replace(one, draining=name in names) for name, one in cluster.members.items()}
+
+    drain("n1")
+    assert coordinator_of(session, "g") == nodes_of(session)["n2"]
+    cluster.owners = {"g": "n1"}
+    assert coordinator_of(session, "g") == nodes_of(session)["n1"], "it is there still"
+    cluster.owners = {}
+    drain("n1", "n2")
+    assert coordinator_of(session, "g") == nodes_of(session)["n1"], "n3 and n4 cannot be reached"
+
+
 async def test_the_nodes_of_many_groups_are_found_in_several_turns() -> None:
     session, _ = clustered()
     turns = 0
