@@ -34,15 +34,17 @@ export class Tab {
   /** Of the policy; those of pages that were left, too. */
   violations = [];
 
-  static async at(url, options = {}) {
+  /** A window of its own, or, which is quicker, one more of another tab's, that ends before it. */
+  static async at(url, options = {}, beside = null) {
     const tab = new Tab();
     tab.url = url;
-    tab.context = await browser.newContext({ viewport: { width: 1280, height: 800 }, permissions: ["clipboard-read", "clipboard-write"], ...options });
-    await tab.context.exposeFunction("violated", (text) => tab.violations.push(text));
-    await tab.context.addInitScript(() => {
+    tab.context = beside?.context ?? await browser.newContext({ viewport: { width: 1280, height: 800 }, permissions: ["clipboard-read", "clipboard-write"], ...options });
+    tab.isBeside = beside !== null;
+    tab.page = await tab.context.newPage();
+    await tab.page.exposeFunction("violated", (text) => tab.violations.push(text));
+    await tab.page.addInitScript(() => {
       document.addEventListener("securitypolicyviolation", (event) => window.violated(`${event.violatedDirective} ${event.blockedURI} ${event.sample}`));
     });
-    tab.page = await tab.context.newPage();
     tab.watch(tab.page);
     tabs.add(tab);
     return tab;
@@ -111,7 +113,7 @@ export class Tab {
     assert.deepEqual(this.errors, [], "errors in the console");
     if (network === null) assert.deepEqual(this.network, [], "requests that failed");
     else for (const line of this.network) assert.match(line, network);
-    await this.context.close();
+    await (this.isBeside ? this.page : this.context).close();
   }
 }
 

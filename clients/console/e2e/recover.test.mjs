@@ -46,7 +46,7 @@ const PAGES = [
 test("each page, while the server is killed and started again", { skip }, async () => {
   const tabs = [];
   for (const [path, shown, fresh] of PAGES) {
-    const tab = await Tab.at(server.url);
+    const tab = await Tab.at(server.url, {}, tabs[0]?.tab ?? null);
     await tab.open(path);
     await tab.page.locator(shown).first().waitFor();
     tabs.push({ path, tab, page: tab.page, shown, fresh, rows: await tab.page.locator(shown).count() });
@@ -73,5 +73,5 @@ test("each page, while the server is killed and started again", { skip }, async 
     await until(async () => (await page.locator(".stale").count()) === 0, `${path} is not greyed any more`);
     assert.equal(await page.locator(".note.error").count(), 0, `${path}: ${await page.locator(".note.error").allTextContents()}`);
   }
-  for (const { tab } of tabs) await tab.end(/net::ERR_|WebSocket|status of 503/);
+  for (const { tab } of tabs.reverse()) await tab.end(/net::ERR_|WebSocket|status of 503/);
 });

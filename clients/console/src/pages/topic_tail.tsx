@@ -25,6 +25,7 @@ export function Tail(props: { topic: string }): JSX.Element {
   const [rows, setRows] = useState<Rec[]>([]);
   const [held, setHeld] = useState(0);
   const [isPaused, setPaused] = useState(false);
+  const [isFollowing, setFollowing] = useState(false);
   const [rate, setRate] = useState(0);
   const [tag, setTag] = useState("");
   const [used, setUsed] = useState("");
@@ -41,9 +42,10 @@ export function Tail(props: { topic: string }): JSX.Element {
     let dropped = 0;
     let total = 0;
     setError(null);
+    setFollowing(false);
     socket().then((client) => {
       if (stopping.signal.aborted) return;
-      client.subscribe({
+      const subscription = client.subscribe({
         topics: topic,
         from: "latest",
         ...(used === "" ? {} : { tags: [used] }),
@@ -62,6 +64,8 @@ export function Tail(props: { topic: string }): JSX.Element {
           }
         },
       });
+      // Only from then on is what is stored shown. An error is told to `onEnd`.
+      subscription.ready.then(() => setFollowing(!stopping.signal.aborted), () => {});
     }, (refused: Error) => {
       if (!stopping.signal.aborted) setError(new ApiError(refused.message, 400, (refused as { code?: number }).code ?? 0, ""));
     });
@@ -106,7 +110,7 @@ export function Tail(props: { topic: string }): JSX.Element {
         <Field label="Only with tag"><TextInput value={tag} onInput={setTag} placeholder="any" /></Field>
         {tag !== used && <Button type="submit">Apply</Button>}
         <span class="push small">
-          {!isOpen ? <State tone="warn">reconnecting; nothing will be missed</State> : isPaused ? <State tone="muted">paused</State> : <State tone="ok">following, {perSecond(rate)}</State>}
+          {error !== null ? null : !isFollowing ? <State tone="muted">connecting</State> : !isOpen ? <State tone="warn">reconnecting; nothing will be missed</State> : isPaused ? <State tone="muted">paused</State> : <State tone="ok">following, {perSecond(rate)}</State>}
         </span>
       </form>
       <ErrorNote error={error} retry={() => setRound(round + 1)} />
