@@ -347,8 +347,8 @@ def check_in_steps(
 
     With `limited` every record is held to the limits of single ones (store/limits.py). `on_headers` is called with the
     index and the headers of each record that has any, so that who needs them need not decode again; it must not raise.
-    It yields after STEP_ITEMS records, and after STEP_ITEMS headers: a batch may have half a million. The generator raises
-    MalformedBatch, RecordTooLarge when the batch breaks a size limit, or IllegalRecord.
+    It yields after STEP_ITEMS records, and after STEP_ITEMS headers: a batch may have half a million. The generator
+    raises MalformedBatch, RecordTooLarge when the batch breaks a size limit, or IllegalRecord.
     """
     size = len(batch)
     if size < HEADER_BYTES:

@@ -55,7 +55,6 @@ class Client(NamedTuple):
     acknowledges: bool = True
     """Whether it prints what is acknowledged; if not, all is when it ends well."""
 
-    is_idempotent: bool = True
     is_by_option: bool = False
     """Whether address, topic and group are given as options."""
 
@@ -107,8 +106,7 @@ def _python(library: str) -> Client:
 def _kafkajs() -> Client:
     environment = npm_client(KAFKAJS)
     run = ["node", str(HERE / "kafka_lines.js")]
-    # When a request fails it begins again without its numbers, so what was sent before it may be there twice.
-    return Client([*run, "produce"], [*run, "consume"], environment, is_idempotent=False)
+    return Client([*run, "produce"], [*run, "consume"], environment)
 
 
 def _franz_go() -> Client:
@@ -294,7 +292,7 @@ async def test_a_client_while_the_server_and_one_of_its_members_are_killed(name:
                 await running.kill()
         found = await asyncio.to_thread(stored, kafka, "lines")
         assert acknowledged == set(map(str, range(LINES))) == found.keys()
-        assert not client.is_idempotent or set(found.values()) == {1}
+        assert set(found.values()) == {1}
 
 
 @pytest.mark.matrix

@@ -526,4 +526,4 @@ async def test_a_client_of_each_kind_while_partitions_move_and_nodes_are_killed_
                 await running.kill()
         found = await stored(nodes, TOPIC)
         assert found.keys() == {value.encode() for value in values}
-        assert not client.is_idempotent or set(found.values()) == {1}
+        assert set(found.values()) == {1}

@@ -11,7 +11,8 @@ const retry = { initialRetryTime: 100, maxRetryTime: 1000, retries: 60 };
 const kafka = new Kafka({ clientId: "lines", brokers: [address], logLevel: logLevel.NOTHING, retry });
 
 async function produce() {
-  // Its idempotent producer has one request in flight, and gives up what it has numbered when that fails.
+  // Its idempotent producer repeats a request that failed with its numbers only when no other send takes them meanwhile,
+  // and no partition is chosen anew for its records: so one send at a time, and a partitioner that repeats its choice.
   // A send has one partition: of several it would resolve without having sent those whose leader moves, while it is
   // under way, to a broker that has answered for another of them (it remembers answers by broker, not by partition).
   let sends = 0;
