@@ -28,8 +28,8 @@ demo-cluster: $(STAMP) ## The same on three nodes with etcd, while partitions mo
 run: $(STAMP) ## A server on this machine: make run PORT=8082 DATA=./mq-data
 	@$(BIN)/mq serve --data "$(DATA)" --port "$(PORT)"
 
-# Most of the time of a test is waiting: one more at a time than there are cores.
-JOBS ?= $(shell echo $$(( $$(nproc) + 1 )))
+# A test waits for half of its time: two more at a time than there are cores.
+JOBS ?= $(shell echo $$(( $$(nproc) + 2 )))
 PYTEST = $(BIN)/python -m pytest
 SIDE_BY_SIDE = $(if $(filter-out 1,$(JOBS)),-n $(JOBS) --dist loadfile --no-loadscope-reorder)
 
