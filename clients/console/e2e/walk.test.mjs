@@ -344,7 +344,7 @@ test("groups: leases, a dead letter read, edited and sent again, redrive, purge,
   await rows.nth(1).locator("input").check();
   await tab.button("Redrive 2").click();
   await tab.button("Redrive 2", tab.dialog()).click();
-  await tab.said("2 dead letters handed out again.");
+  await tab.said("2 dead letters delivered again.");
   await page.getByText("3 dead letters").waitFor();
   await page.getByLabel("Select all that are loaded").check();
   await tab.button("Purge 3").click();

@@ -19,7 +19,7 @@ export function denied(permission: Permission, what: { topic?: string; group?: s
   if (who === null) return "Not signed in.";
   const kind = what.topic !== undefined ? "topic" : what.group !== undefined ? "group" : null;
   const name = what.topic ?? what.group ?? "";
-  if (permission === "send" && kind === "topic" && name.startsWith("%")) return "Nobody may send to a system topic.";
+  if (permission === "send" && kind === "topic" && name.startsWith("%")) return "System topics take no records from clients.";
   const isAllowed = who.allow.some((scope) => covers(scope, permission, kind, name));
   const isDenied = who.deny.some((scope) => covers(scope, permission, kind, name));
   if ((isAllowed && !isDenied) || !who.is_whole) return null;

@@ -19,7 +19,7 @@ def coordinator_metrics(coordinator: Coordinator) -> Iterator[Metric]:
     yield GaugeMetricFamily("mq_groups", "Consumer groups.", value=len(groups))
     members = GaugeMetricFamily("mq_group_members", "Members in stream mode.", labels=("group",))
     in_flight = GaugeMetricFamily(
-        "mq_inflight", "Records handed out or given back in queue mode and not settled.", labels=("group",)
+        "mq_inflight", "Records leased or given back in queue mode and not settled.", labels=("group",)
     )
     for group in groups:
         parts = [group, *(table.get(name) for name in table.lone_groups(group.name))]
@@ -43,8 +43,8 @@ def coordinator_metrics(coordinator: Coordinator) -> Iterator[Metric]:
             "Members put out for silence, or for not giving up a partition",
             stats.expired_member_count,
         ),
-        ("delivered_records", "Records handed out in queue mode", stats.delivered_count),
-        ("redelivered_records", "Of those, handed out before", stats.redelivered_count),
+        ("delivered_records", "Records leased in queue mode", stats.delivered_count),
+        ("redelivered_records", "Of those, leased before", stats.redelivered_count),
         ("settled_records", "Records settled in queue mode", stats.settled_count),
         ("retried_records", "Records sent to a retry topic through the timer", stats.retry_count),
         ("dead_letters", "Records sent to a dead-letter topic", stats.dead_letter_count),

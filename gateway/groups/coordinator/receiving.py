@@ -204,7 +204,7 @@ class Receiving:
                             raise error
                         if found.is_full:
                             raise GroupFull(
-                                f"group={group} has as many records handed out and not settled as it may "
+                                f"group={group} has as many records leased and not settled as it may "
                                 "(group_in_flight_max, or in_flight_total_max of all groups together); ack some"
                             )
                         return Received((), self._backlog(group, found))

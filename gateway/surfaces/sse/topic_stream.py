@@ -193,7 +193,7 @@ def _asked_for_group(
         raise invalid('ack: say "manual" (each record is settled by its receipt) or "auto" (when it is sent)')
     for name in _NOT_OF_GROUPS:
         if getattr(query, name) is not None:
-            raise invalid(f"{name}: not with a group, which keeps its own offsets and hands out the native form")
+            raise invalid(f"{name}: not with a group, which keeps its own offsets and sends the native form")
     names = _topics(request, query.topics)
     for name in names:
         access_of(request).check(Permission.RECEIVE, topic=name, group=group)

@@ -48,7 +48,7 @@ function Off(props: { error: ApiError; retry: () => void }): JSX.Element {
   if (props.error.status !== 409) return <ErrorNote error={props.error} retry={props.retry} />;
   return (
     <Empty>
-      This server asks nobody for a token, so there is nothing to manage. To turn authentication on, make a first token
+      Authentication is off, so there is nothing to manage. To turn authentication on, make a first token
       with <code>mq token create NAME --allow admin</code>, then start the server with <code>--auth</code>.
     </Empty>
   );
@@ -180,7 +180,7 @@ async function readRules(signal?: AbortSignal): Promise<RulesAnswer> {
 }
 
 const RULE_COLUMNS: Column<Rule>[] = [
-  { name: "Principal", width: "1fr", cell: (row) => row.principal === "*" ? "* (everybody)" : row.principal },
+  { name: "Principal", width: "1fr", cell: (row) => row.principal === "*" ? "* (all)" : row.principal },
   { name: "Allow", width: "2fr", cell: (row) => <code>{row.allow.join(", ")}</code> },
   { name: "Deny, which wins", width: "2fr", cell: (row) => <code>{row.deny.join(", ")}</code> },
 ];
@@ -224,7 +224,7 @@ function EditRule(props: { rule: Rule; isNew: boolean; onClose: () => void; save
   const [deny, setDeny] = useState(props.rule.deny.join("\n"));
   const doing = useDoing();
   const lines = (text: string) => text.split(/[\s,]+/).filter((scope) => scope !== "");
-  const reason = principal === "" ? "Name the principal, or * for everybody." : lines(allow).length + lines(deny).length === 0 ? "A rule allows or denies something." : null;
+  const reason = principal === "" ? "Name the principal, or * for all." : lines(allow).length + lines(deny).length === 0 ? "A rule allows or denies something." : null;
   const finish = (act: () => Promise<void>) => void doing.run(act).then((isDone) => isDone && props.onClose());
   return (
     <Dialog title={props.isNew ? "Add a rule" : "Change a rule"} onClose={props.onClose}>
@@ -232,11 +232,11 @@ function EditRule(props: { rule: Rule; isNew: boolean; onClose: () => void; save
         event.preventDefault();
         if (reason === null && !doing.isBusy) finish(() => props.save({ principal, allow: lines(allow), deny: lines(deny) }));
       }}>
-        <Field label="Principal" hint='the name of a token, "jwt:SUBJECT", or * for everybody'><TextInput value={principal} onInput={setPrincipal} /></Field>
+        <Field label="Principal" hint='the name of a token, "jwt:SUBJECT", or * for all'><TextInput value={principal} onInput={setPrincipal} /></Field>
         <Field label="Allow, one a line"><textarea value={allow} spellcheck={false} onInput={(event) => setAllow(event.currentTarget.value)} /></Field>
         <Field label="Deny, one a line"><textarea value={deny} spellcheck={false} onInput={(event) => setDeny(event.currentTarget.value)} /></Field>
         <ErrorNote error={doing.error} />
-        {doing.error?.status === 412 && <p>Somebody else has changed the rules meanwhile. Close this, look at them, and try again.</p>}
+        {doing.error?.status === 412 && <p>The rules were changed meanwhile. Close this, look at them, and try again.</p>}
         <div class="actions">
           {!props.isNew && <Button kind="danger" busy={doing.isBusy} onClick={() => finish(props.remove)}>Remove</Button>}
           <Button kind="quiet" onClick={props.onClose}>Cancel</Button>
@@ -265,7 +265,7 @@ function Connections(): JSX.Element {
     return { rows: answer.connections, next: answer.next_cursor, total: answer.total };
   }, REFRESH_MS);
   const columns: Column<Connection>[] = [
-    { name: "Who", width: "1.2fr", cell: (row) => row.principal ?? <span class="muted">nobody named</span> },
+    { name: "Who", width: "1.2fr", cell: (row) => row.principal ?? <span class="muted">not authenticated</span> },
     { name: "Address", width: "1.5fr", cell: (row) => <span class="mono">{row.address}</span> },
     { name: "Kind", width: "72px", wide: true, cell: (row) => row.kind },
     { name: "Since", width: "1fr", wide: true, cell: (row) => relative(row.since_ms, now.value) },
@@ -286,7 +286,7 @@ function Connections(): JSX.Element {
           tell(`The connection from ${kicking.address} is closed.`);
           pages.reload();
         }}>
-          <p>The connection of {kicking.principal ?? "somebody"} from <code>{kicking.address}</code> is cut. Its client may connect again; to keep it out, revoke its token.</p>
+          <p>The connection of {kicking.principal ?? "a client without a token"} from <code>{kicking.address}</code> is cut. Its client may connect again; to keep it out, revoke its token.</p>
         </Confirm>
       )}
     </>
@@ -311,7 +311,7 @@ function Sessions(): JSX.Element {
     return { rows: answer.sessions, next: answer.next_cursor, total: answer.total };
   }, REFRESH_MS);
   const columns: Column<Session>[] = [
-    { name: "Who", width: "1.2fr", cell: (row) => row.principal ?? <span class="muted">nobody named</span> },
+    { name: "Who", width: "1.2fr", cell: (row) => row.principal ?? <span class="muted">not authenticated</span> },
     { name: "Address", width: "1.5fr", cell: (row) => <span class="mono">{row.address}</span> },
     { name: "State", width: "90px", cell: (row) => <State tone={row.state === "open" ? "ok" : "warn"}>{row.state}</State> },
     { name: "Since", width: "1fr", wide: true, cell: (row) => relative(row.since_ms, now.value) },
@@ -334,7 +334,7 @@ function Sessions(): JSX.Element {
           tell(`The session from ${kicking.address} is ended.`);
           pages.reload();
         }}>
-          <p>The socket of {kicking.principal ?? "somebody"} from <code>{kicking.address}</code> is closed and cannot be resumed; its records on lease go back to their groups at once.</p>
+          <p>The socket of {kicking.principal ?? "a client without a token"} from <code>{kicking.address}</code> is closed and cannot be resumed; its records on lease go back to their groups at once.</p>
         </Confirm>
       )}
     </>

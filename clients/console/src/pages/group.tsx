@@ -130,7 +130,7 @@ const LAG_COLUMNS: Column<LagRow>[] = [
   { name: "End", width: "1fr", end: true, wide: true, cell: (row) => count(row.end) },
   { name: "In flight", width: "1fr", end: true, wide: true, cell: (row) => count(row.in_flight) },
   { name: "Oldest not done", width: "1.5fr", end: true, cell: (row) => row.oldest_unacked_ms === null ? "–" : relative(row.oldest_unacked_ms, now.value) },
-  { name: "Owner", width: "2fr", wide: true, cell: (row) => row.owner ?? <span class="muted">nobody</span> },
+  { name: "Owner", width: "2fr", wide: true, cell: (row) => row.owner ?? <span class="muted">none</span> },
 ];
 
 function Lag(props: { group: string }): JSX.Element {
@@ -178,7 +178,7 @@ function named(partitions: TopicPartition[]): string {
 
 function Members(props: { detail: Group }): JSX.Element {
   const { members, workers } = props.detail;
-  if (members.length + workers.length === 0) return <Empty>Nobody consumes in this group now. Its place is kept.</Empty>;
+  if (members.length + workers.length === 0) return <Empty>No client consumes in this group now. Its offsets are kept.</Empty>;
   return (
     <div class="scroll-x" tabIndex={0} role="region" aria-label="Members">
       {members.length > 0 && (

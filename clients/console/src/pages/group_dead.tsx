@@ -58,7 +58,7 @@ export function DeadLetters(props: { group: string }): JSX.Element {
   const settle = async (action: "redrive" | "purge", offsets: number[]) => {
     const { results } = await send<{ results: Settled[] }>("POST", path`mq/v1/groups/${group}/dlq:settle`, { action, offsets });
     const failed = results.filter(({ ok }) => !ok);
-    const done = action === "redrive" ? "handed out again" : "purged";
+    const done = action === "redrive" ? "delivered again" : "purged";
     tell(`${plural(results.length - failed.length, "dead letter")} ${done}${failed.length === 0 ? "." : `; ${failed.length} not: ${failed[0]!.error}`}`, failed.length === 0 ? "ok" : "warn");
     setSelected(new Set());
     setOpened(null);
@@ -104,12 +104,12 @@ export function DeadLetters(props: { group: string }): JSX.Element {
       )}
       {dialog === "redrive" && (
         <Confirm title="Redrive" action={`Redrive ${chosen.length}`} danger={false} onClose={() => setDialog(null)} act={() => settle("redrive", chosen.map(({ offset }) => offset))}>
-          <p>{plural(chosen.length, "dead letter")} will be handed out to the group {group} again, with attempts counted from 1. Other groups do not see them.</p>
+          <p>{plural(chosen.length, "dead letter")} will be delivered to the group {group} again, with attempts counted from 1. Other groups do not see them.</p>
         </Confirm>
       )}
       {dialog === "purge" && (
         <Confirm title="Purge" action={`Purge ${chosen.length}`} onClose={() => setDialog(null)} act={() => settle("purge", chosen.map(({ offset }) => offset))}>
-          <p>{plural(chosen.length, "dead letter")} will not be listed or handed out again. The records in their topics stay as long as those keep them. This cannot be undone.</p>
+          <p>{plural(chosen.length, "dead letter")} will not be listed or delivered again. The records in their topics stay as long as those keep them. This cannot be undone.</p>
         </Confirm>
       )}
       {dialog === "edit" && opened?.topic != null && (

@@ -25,7 +25,7 @@ const REFRESH_MS = 5000;
 const FILTER_AFTER_MS = 150;
 const TONES: Record<string, Tone> = { stable: "ok", empty: "muted", dead: "muted" };
 
-/** `isTaking`: records are handed out one by one, to whoever asks: nobody needs to be a member for that. */
+/** `isTaking`: records are leased one by one, to any client that asks: no membership is needed. */
 export function GroupState(props: { state: string; isTaking: boolean }): JSX.Element {
   if (props.isTaking && props.state.toLowerCase() === "empty") return <State tone="ok">taking records</State>;
   return <State tone={TONES[props.state.toLowerCase()] ?? "warn"}>{props.state.toLowerCase().replaceAll("_", " ")}</State>;
@@ -71,7 +71,7 @@ function Seen(): JSX.Element {
       {pages.at === 0 ? <Waiting error={pages.error} retry={pages.reload} />
         : pages.rows.length === 0 ? (
           <Empty action={q !== "" && <Button onClick={() => setFilter("")}>Clear the filter</Button>}>
-            {q === "" ? "There is no group that you may see. A group is there as soon as somebody consumes in it." : `No group has “${q}” in its name.`}
+            {q === "" ? "There is no group that you may see. A group is there with its first consumer." : `No group has “${q}” in its name.`}
           </Empty>
         ) : (
           <List
