@@ -45,8 +45,8 @@ def collector_off() -> Iterator[None]:
 
 
 def calm_collector() -> None:
-    """Have the collector look as said above from now on. What was loaded before is not looked at now: of 100,000 objects
-    2,000 are garbage, and to find them takes a tenth of the CPU time of a start."""
+    """Have the collector look as said above from now on. What was loaded before is not looked at now: of 100,000
+    objects 2,000 are garbage, and to find them takes a tenth of the CPU time of a start."""
     gc.freeze()
     gc.set_threshold(ALLOCATIONS, _NEVER, _NEVER)
     gc.callbacks.append(_freeze_what_is_left)
