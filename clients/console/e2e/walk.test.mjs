@@ -260,8 +260,8 @@ test("the form's command sends the same: curl, Python, JavaScript; later, too", 
   const { schedules } = await api.call("GET", "/mq/v1/schedules?topic=copied");
   assert.equal(schedules.length, 3);
   for (const { deliver_at: due, created_at: at } of schedules) assert.ok(Math.abs(due - at - 3_600_000) < 60_000);
-  await api.call("DELETE", "/mq/v1/topics/copied");
   await tab.end();
+  await api.call("DELETE", "/mq/v1/topics/copied");
 });
 
 test("live: Space pauses and counts; kill -9 and restart: a banner, then it goes on, nothing missed and nothing twice", { skip }, async () => {
