@@ -1212,7 +1212,9 @@ class Store:
             retention_bytes=self.config.retention_bytes,
             # What no flush has covered stays: a power cut may take it, and the log then grows again from before a start
             # of the log that a snapshot has told already.
-            pinned_position=min((self._log.durable_position, *(lowest_needed() for lowest_needed in self._pins))),
+            pinned_position=min(
+                self._published_position, self._log.durable_position, *(lowest_needed() for lowest_needed in self._pins)
+            ),
         )[:file_count_max]
         if not expired or self.failure is not None:
             return 0

@@ -2,7 +2,7 @@
 
 glibc keeps what was freed for the next who needs it, in an arena for each few threads: after large answers or uploads a
 process stays hundreds of megabytes larger than what it uses, for good. So all threads share one arena, which costs them
-nothing, as Python allocates under its own lock; and `give_back_forever` looks at the size of the process now and then,
+nothing, as Python allocates under its own lock; free pages stay where they are; and `give_back_forever` looks at the size of the process now and then,
 and when that has grown has the library return its free pages: at once when it grew since the last time, and seldom
 while it only stays large, as what held the pages then may be free by now. That takes some milliseconds, in a thread.
 Where there is no glibc on Linux (musl, macOS), no pages are returned so: their allocators do it by themselves.
@@ -35,15 +35,22 @@ LOOKS_WHILE_LARGE = 4
 IDLE_SHARE = 0.25
 """A process that uses less than so much of a core has little to do."""
 
-_M_ARENA_MAX = -8  # malloc.h
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h
+_MMAP_THRESHOLD_BYTES = 32 * MiB  # glibc's largest
+_NEVER_TRIM = 2**31 - 1
 _STATM = Path("/proc/self/statm")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def share_one_arena() -> None:
-    """Have threads that begin later use the arena of the first."""
+    """Have threads that begin later use the arena of the first, and free pages stay until they are returned from here:
+    glibc would return them while the event loop frees what it held, and fetch them again with the next request."""
     with suppress(OSError, AttributeError, TypeError):
-        ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_M_ARENA_MAX, 1)
+        if trimmer() is not None:
+            mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES)
+            mallopt(_M_TRIM_THRESHOLD, _NEVER_TRIM)
 
 
 def trimmer() -> Callable[[], object] | None:
