@@ -2,9 +2,10 @@
 
 glibc keeps what was freed for the next who needs it, in an arena for each few threads: after large answers or uploads a
 process stays hundreds of megabytes larger than what it uses, for good. So all threads share one arena, which costs them
-nothing, as Python allocates under its own lock; free pages stay where they are; and `give_back_forever` looks at the size of the process now and then,
-and when that has grown has the library return its free pages: at once when it grew since the last time, and seldom
-while it only stays large, as what held the pages then may be free by now. That takes some milliseconds, in a thread.
+nothing, as Python allocates under its own lock, and free pages stay where they are until `give_back_forever` has the
+library return them. It looks at the size of the process now and then: pages are returned at once when it grew since the
+last time, and seldom while it only stays large, as what held the pages then may be free by now. That takes some
+milliseconds, in a thread.
 Where there is no glibc on Linux (musl, macOS), no pages are returned so: their allocators do it by themselves.
 
 26 unread JSON fetches, resident MiB before, at most, after:
