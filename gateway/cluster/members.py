@@ -10,7 +10,7 @@
     formats/<name>        {"v": 1, "data": 3}: the newest data format that the node's program knew when it was last
                           there. While it is there, its session says so: a program from before this does not, and knows
                           FORMAT_UNSAID. Keys of their own, as such a program does not understand a broker's record with
-                          more in it
+                          more in it (later ones do, and keep it)
     owners/<kind>/<name>  the node that a consumer group or a recurring schedule belongs to
 
 The data directory says which cluster it is of, and as which node (`membership.0` and `.1`, store/snapshot.py). So a
@@ -22,9 +22,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import orjson
 
@@ -80,6 +80,11 @@ class Member:
     balancing: bool = False
     room: str = ""
     kafka: tuple[str, ...] = ()
+    more: tuple[tuple[str, Any], ...] = ()
+    """Fields that a newer program wrote: kept when this one changes the record."""
+
+
+_KNOWN = frozenset(field.name for field in fields(Member)) - {"name", "more"}
 
 
 def check_node_name(name: str) -> None:
@@ -90,25 +95,26 @@ def check_node_name(name: str) -> None:
 
 def encode_member(member: Member) -> bytes:
     """The JSON of a member."""
-    fields = {
+    written = dict(member.more) | {
         "v": VERSION, "number": member.number, "data": member.data, "address": member.address, "url": member.url,
         "draining": member.draining, "room": member.room,
     }  # fmt: skip
     if member.balancing:
-        fields["balancing"] = True
+        written["balancing"] = True
     if member.kafka:
-        fields["kafka"] = member.kafka
-    return orjson.dumps(fields)
+        written["kafka"] = member.kafka
+    return orjson.dumps(written)
 
 
 def decode_member(name: str, data: bytes) -> Member:
     """The member of its JSON. Raises ValueError."""
     try:
-        fields = orjson.loads(data)
-        if fields.pop("v") != VERSION:
+        found = orjson.loads(data)
+        if found.pop("v") != VERSION:
             raise ValueError("of another version")
-        fields["kafka"] = tuple(map(str, fields.get("kafka", ())))
-        return Member(name=name, **fields)
+        more = tuple((field, found.pop(field)) for field in sorted(found.keys() - _KNOWN))
+        found["kafka"] = tuple(map(str, found.get("kafka", ())))
+        return Member(name=name, more=more, **found)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"the record of broker {name} is not understood: {error!r}") from error
 

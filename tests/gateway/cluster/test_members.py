@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import orjson
 import pytest
 
 from gateway.cluster.members import (
@@ -62,6 +63,14 @@ def test_a_member_is_read_as_it_was_written() -> None:
     for data in (b"", b"{}", b"[]", encode_member(own("n1")).replace(b'"v":1', b'"v":2')):
         with pytest.raises(ValueError, match="not understood"):
             decode_member("n1", data)
+
+
+def test_what_a_newer_program_says_of_a_member_is_kept_when_an_older_one_changes_it() -> None:
+    newer = encode_member(own("n1")).replace(b'"v":1', b'"v":1,"zone":"a","disks":[1,2]')
+    member = decode_member("n1", newer)
+    assert replace(member, more=()) == own("n1")
+    written = orjson.loads(encode_member(replace(member, draining=True)))
+    assert written == orjson.loads(newer) | {"draining": True}
 
 
 async def test_the_first_node_brings_its_topics_and_the_others_none() -> None:
