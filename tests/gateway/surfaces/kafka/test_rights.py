@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -216,9 +217,10 @@ async def test_what_a_kafka_client_administers_is_in_the_trail(world: World) -> 
             (*one["object"].values(), one["outcome"]) for one in reversed(entries) if one["principal"] == "mine"
         ]  # fmt: skip
 
-    assert told(await world.trail("topic.create")) == [
-        ("mine-2", "done"), (HIDDEN, "refused"), ("mine-3", "done")
-    ]  # fmt: skip
+    # What was refused is in files of its own: the order of lines of one millisecond is not known.
+    assert Counter(told(await world.trail("topic.create"))) == Counter(
+        [("mine-2", "done"), (HIDDEN, "refused"), ("mine-3", "done")]
+    )
     assert told(await world.trail("topic.delete")) == [("mine-2", "done")]
     assert told(await world.trail("topic.delete_records")) == [("mine", "done")]
     assert told(await world.trail("group.delete")) == [("mine-g", "refused")]
