@@ -62,6 +62,7 @@ const { partitions: ends } = await mq.http.offsets(topic).catch((error) => (fail
 const total = ends.reduce((sum, { end_offset: end }) => sum + end, 0);
 const isDone = () => [seen.read, seen.worked].every((rows) => new Set(rows.map(([partition, offset]) => `${partition}:${offset}`)).size >= total);
 for (const until = Date.now() + Number(retryMs); !isDone() && Date.now() < until; await sleep(50));
+if (!isDone()) failed("end")(`${seen.read.length} read and ${seen.worked.length} worked on, of ${total}`);
 await mq.close();
 process.stdout.write(`${JSON.stringify(seen)}\n`);
 process.exit(0);
