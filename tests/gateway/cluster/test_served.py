@@ -155,6 +155,11 @@ class Nodes:
         delayed = {send.value for send in self.history.sends if send.due_ms is not None}
         assert check(self.history) == [], f"delayed: {sorted(delayed)}"
 
+    async def up_count(self, name: str) -> int:
+        """How many brokers a node knows to be there."""
+        rows = (await self.done(name, "GET", "/mq/v1/brokers"))["brokers"]
+        return sum(row["state"] == "up" for row in rows)
+
     async def end(self) -> None:
         for server in self.servers.values():
             await server.end()
@@ -174,7 +179,12 @@ async def served(
         http = await stack.enter_async_context(aiohttp.ClientSession())
         nodes = kind(directory, etcd, http, random)
         stack.push_async_callback(nodes.end)
-        await asyncio.gather(*[nodes.start(f"n{number}") for number in range(1, count + 1)])
+        names = [f"n{number}" for number in range(1, count + 1)]
+        await asyncio.gather(*map(nodes.start, names))
+        for name in names:  # a node tells of what it changes those that it knows
+            async with asyncio.timeout(PATIENCE_S):
+                while await nodes.up_count(name) < count:  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
         try:
             yield nodes
         finally:
