@@ -54,6 +54,9 @@ PAGE_BYTES_MAX = 4 * MiB
 KEY_BYTES_PER_PAGE_MAX = 64 * MiB
 """Bytes of records read for one page when only a key is asked for."""
 
+KEYS_PER_PAGE_MAX = 4_000
+"""Records whose keys are compared for one page: some 40 ms of CPU time."""
+
 DUE_WINDOW_LEAST, DUE_WINDOW_MAX = 1_000, 10_000
 """Schedules, in the order of due times, that are looked for at once: some pages."""
 
@@ -269,18 +272,19 @@ class Schedules:
         if waits:
             await self._state.caught_up()
         positions: list[int] = []
-        body_bytes = 0
+        left_read_bytes, left_compared = KEY_BYTES_PER_PAGE_MAX, KEYS_PER_PAGE_MAX
         first = max(cursor, self._state.timer_log.start)
         last_entry = -1
         async for end, pending in self._look_through(query, cursor):
             for position, _, _ in pending:
-                if len(positions) == limit or body_bytes > KEY_BYTES_PER_PAGE_MAX:
+                if len(positions) == limit or min(left_read_bytes, left_compared) <= 0:
                     return positions, position
                 if query.keys is not None:
+                    left_compared -= 1
                     unit = self._state.timer_log.read(position)
                     if unit.entry_position != last_entry:
                         last_entry = unit.entry_position
-                        body_bytes += unit.entry_size
+                        left_read_bytes -= unit.entry_size
                     schedule = await self.read(position, is_one_of_many=True)
                     if schedule.record.record.key not in query.keys:
                         continue
@@ -295,7 +299,7 @@ class Schedules:
         after = after or DuePosition(-1, -1)
         schedules: list[Schedule] = []
         stand_at: list[DuePosition] = []
-        left_bytes, left_read_bytes = PAGE_BYTES_MAX, KEY_BYTES_PER_PAGE_MAX
+        left_bytes, left_read_bytes, left_compared = PAGE_BYTES_MAX, KEY_BYTES_PER_PAGE_MAX, KEYS_PER_PAGE_MAX
         for _ in range(DUE_WINDOWS_PER_PAGE):
             async with self._searching:  # who asks meanwhile for what follows finds it ready
                 window = self._window
@@ -306,7 +310,7 @@ class Schedules:
             for number in range(begin, len(positions)):
                 if (number - begin) % limit == 0:
                     await self._read_ahead(position for _, position in positions[number : number + limit])
-                if len(schedules) == limit or left_bytes <= 0 or left_read_bytes <= 0:
+                if len(schedules) == limit or min(left_bytes, left_read_bytes, left_compared) <= 0:
                     return DuePage(schedules, after, stand_at)
                 after = positions[number]
                 unit = self._state.timer_log.read(after.position)
@@ -314,6 +318,7 @@ class Schedules:
                     continue
                 schedule = await self.read(after.position)
                 left_read_bytes -= schedule.size_bytes
+                left_compared -= query.keys is not None
                 if query.keys is None or schedule.record.record.key in query.keys:
                     schedules.append(schedule)
                     stand_at.append(after)

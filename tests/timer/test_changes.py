@@ -22,7 +22,7 @@ from timer.errors import TimerBusy
 from timer.firing import CATCH_UP_RECORDS_MAX
 from timer.ports import Due
 from timer.schedule import ScheduleId, decode_schedule_id
-from timer.schedules import Query
+from timer.schedules import KEYS_PER_PAGE_MAX, Query
 from timer.service import TimerService
 from timer.state import TURN_UNITS
 from timer.timer_log import TimerLog
@@ -321,6 +321,24 @@ async def test_listing_pages_through_what_is_meant(timer: TimerService, log: Fak
     histogram, overdue_count, _ = await timer.census(Query(), bounds_ms)
     assert (sum(histogram), overdue_count) == (len(pending), 0)
     assert (histogram[4], histogram[50], histogram[0]) == (10, 1, 0)
+
+
+@pytest.mark.parametrize("count", [KEYS_PER_PAGE_MAX, KEYS_PER_PAGE_MAX + 1])
+async def test_a_page_of_a_key_that_few_have_ends_before_it_takes_long(
+    timer: TimerService, log: FakeLog, count: int
+) -> None:
+    """In the order of acceptance and of due times; a page of all takes no notice."""
+    await accept(timer, log, *(60_000 + number for number in range(count)))
+    rare = Query(keys=frozenset((b"other",)))
+    page = await timer.page(rare, limit=10)
+    due = await timer.page_by_due(rare, after=None, limit=10)
+    is_more = count > KEYS_PER_PAGE_MAX
+    assert (page.schedules, page.next_cursor is not None) == ([], is_more)
+    assert (due.schedules, due.next_after is not None) == ([], is_more)
+    if page.next_cursor is not None and due.next_after is not None:
+        assert (await timer.page(rare, cursor=page.next_cursor, limit=10)).next_cursor is None
+        assert (await timer.page_by_due(rare, after=due.next_after, limit=10)).next_after is None
+    assert len((await timer.page(Query(), limit=count)).schedules) == count
 
 
 async def test_bulk_cancel_takes_what_is_meant_and_no_more(timer: TimerService, log: FakeLog, clock: FakeClock) -> None:

@@ -135,6 +135,11 @@ test("a node that is gone is offline; a move to it is refused and changes nothin
   await tab.open("brokers");
   await cluster.nodes.n2.kill();
   await brokerRow(page, "n2").getByText("■ offline").waitFor({ timeout: 30_000 });
+  for (const width of [360, 1280]) {
+    await page.setViewportSize({ width, height: 740 });
+    await tab.fits("an offline broker");
+    await tab.wholeWords("an offline broker");
+  }
   assert.equal(await tab.button("Add n2").count(), 0);
   await moveTo(tab, 0, "n2");
   await tab.dialog().getByText("cannot be reached").waitFor();

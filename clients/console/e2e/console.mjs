@@ -105,6 +105,25 @@ export class Tab {
     assert.ok(is <= may, `${what} is ${is} pixels wide, the window ${may}`);
   }
 
+  /** No word of plain text goes on in a second line. What is `mono` is a name or a value, of any length: it may. */
+  async wholeWords(what) {
+    const broken = await this.page.evaluate(() => {
+      const found = [];
+      const texts = document.createTreeWalker(document.querySelector("main"), NodeFilter.SHOW_TEXT);
+      for (let text = texts.nextNode(); text !== null; text = texts.nextNode()) {
+        if (!text.parentElement.checkVisibility() || text.parentElement.closest(".mono, pre, code, .list-body, textarea, select, title, .hidden") !== null) continue;
+        for (const { index, 0: word } of text.data.matchAll(/[\p{L}\p{N}]+/gu)) {
+          const range = document.createRange();
+          range.setStart(text, index);
+          range.setEnd(text, index + word.length);
+          if (new Set([...range.getClientRects()].map(({ top }) => Math.round(top))).size > 1) found.push(word);
+        }
+      }
+      return found;
+    });
+    assert.deepEqual(broken, [], `words broken on ${what}`);
+  }
+
   /** Nothing was logged that must not be, and nothing stored. `network` says which refusals were meant. */
   async end(network = null) {
     tabs.delete(this);

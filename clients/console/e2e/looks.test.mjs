@@ -11,11 +11,11 @@ let api;
 
 before(async () => {
   if (browser === null) return;
-  open = await new Server().start();
+  open = await new Server([], { MQ_STORE_INDEX: "rocksdb" }).start();
   api = new Api(open.url);
   await api.topic("orders", { partitions: 4 });
   await api.topic("events");
-  await api.send("orders", Array.from({ length: 60 }, (_, n) => ({ key: `u${n % 7}`, value: { sku: n }, tag: n % 3 === 0 ? "paid" : "new", headers: [{ key: "trace", text: `t${n}` }] })));
+  await api.send("orders", Array.from({ length: 60 }, (_, n) => ({ key: `u${n % 7}`, value: { sku: n }, tag: n % 3 === 0 ? "paid" : "new", headers: [{ key: "trace", text: `t${n}` }], queues: [`user/${n}`] })));
   await api.send("events", Array.from({ length: 12 }, (_, n) => ({ key: `d${n}`, value: `later-${n}`, delay_ms: 3_600_000 + n * 1000 })));
   await api.reject("shipping", "orders", 3, "no such sku");
   await api.call("PUT", "/mq/v1/recurring/nightly", { topic: "events", record: { value: {} }, cron: "30 2 * * *", tz: "Europe/Berlin" });
@@ -121,7 +121,7 @@ for (const colorScheme of ["light", "dark"]) {
 }
 
 const EVERY = [
-  "overview", "topics", "topics/orders", "topics/orders?tab=live", "topics/orders?tab=send", "topics/orders?tab=partitions", "groups", "groups/shipping",
+  "overview", "topics", "topics/orders", "topics/orders?tab=live", "topics/orders?tab=send", "topics/orders?tab=partitions", "topics/orders?tab=queues", "groups", "groups/shipping",
   "groups/shipping?tab=members", "groups/shipping?tab=leases", "groups/shipping?tab=dead", "delays", "delays?view=table", "delays?span=month", "delays?span=year", "delays?tab=recurring",
   "brokers", "access", "access?tab=connections", "access?tab=sessions", "access?tab=settings", "access?tab=audit", "nowhere",
 ];
@@ -143,6 +143,7 @@ for (const colorScheme of ["light", "dark"]) {
         assert.equal(await tab.page.locator(".note.error").count(), 0, `${path}: ${await tab.page.locator(".note.error").allTextContents()}`);
         await tab.axe(`${path}, ${width} pixels, ${colorScheme}`);
         await tab.fits(`${path}, ${width} pixels`);
+        await tab.wholeWords(`${path}, ${width} pixels`);
         for (const [found] of (await tab.page.locator("main").innerText()).matchAll(TIME)) {
           assert.match(found, WITH_DAY, `${path}: a date is shown with its day`);
           times++;

@@ -8,10 +8,10 @@ let api;
 
 before(async () => {
   if (browser === null) return;
-  server = await new Server().start();
+  server = await new Server([], { MQ_STORE_INDEX: "rocksdb" }).start();
   api = new Api(server.url);
   await api.topic("orders");
-  await api.send("orders", [{ key: "u1", value: "first" }, { key: "u2", value: "second" }, { key: "d1", value: "later", delay_ms: 3_600_000 }]);
+  await api.send("orders", [{ key: "u1", value: "first", queues: ["user/1"] }, { key: "u2", value: "second" }, { key: "d1", value: "later", delay_ms: 3_600_000 }]);
   await api.reject("billing", "orders", 1, "no such sku");
   await api.call("PUT", "/mq/v1/recurring/nightly", { topic: "orders", record: { value: {} }, cron: "30 2 * * *" });
 });
@@ -28,6 +28,7 @@ const PAGES = [
   ["topics/orders?tab=live", "text=following", (page) => page.locator(".list-body .row", { hasText: "back again" })],
   ["topics/orders?tab=send", "form.card", (page) => page.locator(".fact", { hasText: "Records" }).getByText("3", { exact: true })],
   ["topics/orders?tab=partitions", ".list-body .row", (page) => page.locator(".fact", { hasText: "Records" }).getByText("3", { exact: true })],
+  ["topics/orders?tab=queues", ".list-body .row", (page) => page.locator(".list-body .row", { hasText: "user/2" })],
   ["groups", ".list-body .row", (page) => page.locator(".list-body .row", { hasText: "reports" })],
   ["groups/billing", ".list-body .row", null],
   ["groups/billing?tab=members", ".empty, .small-table", (page) => page.getByText("worker-9")],
@@ -63,7 +64,7 @@ test("each page, while the server is killed and started again", { skip }, async 
   await server.start();
   await Promise.all(tabs.map(({ page }) => page.locator(".banner").waitFor({ state: "detached", timeout: 60_000 })));
   await api.topic("since", { partitions: 1 });
-  await api.send("orders", [{ key: "u1", value: "back again" }, { key: "d2", value: "later", delay_ms: 3_600_000 }]);
+  await api.send("orders", [{ key: "u1", value: "back again", queues: ["user/1", "user/2"] }, { key: "d2", value: "later", delay_ms: 3_600_000 }]);
   await api.call("POST", "/mq/v1/groups/billing/messages:receive", { topics: ["orders"], max_messages: 1, consumer: "worker-9", invisible_ms: 600_000 });
   await api.call("POST", "/mq/v1/groups/reports/messages:receive", { topics: ["orders"], max_messages: 1 });
   await api.call("PUT", "/mq/v1/recurring/weekly", { topic: "orders", record: { value: {} }, cron: "0 6 * * 1" });

@@ -23,13 +23,13 @@ let admin;
 
 before(async () => {
   if (browser === null) return;
-  server = new Server(["--auth"]);
+  server = new Server(["--auth"], { MQ_STORE_INDEX: "rocksdb" });
   for (const [role, scopes] of Object.entries(ROLES)) tokens[role] = server.mq("token", "create", role, ...scopes.flatMap((scope) => ["--allow", scope]));
   await server.start();
   admin = new Api(server.url, tokens.admin);
   for (const topic of ["orders", "reminders"]) {
     await admin.topic(topic);
-    await admin.send(topic, [{ key: "u1", value: { sku: 1 } }, { key: "u1", value: { sku: 2 } }]);
+    await admin.send(topic, [{ key: "u1", value: { sku: 1 }, queues: ["user/1"] }, { key: "u1", value: { sku: 2 } }]);
     const [{ schedule_id: id }] = await admin.send(topic, [{ key: "later", value: 1, delay_ms: LATER_MS }]);
     waiting[topic] = id;
   }
@@ -86,6 +86,7 @@ const PAGES = [
     ],
   },
   { path: "topics/orders?tab=partitions", sees: SEES_ORDERS, there: ".list-body .row", ask: (api) => api.call("GET", "/mq/v1/topics/orders"), buttons: [] },
+  { path: "topics/orders?tab=queues", sees: SEES_ORDERS, there: ".list-body .row", ask: (api) => api.call("GET", "/mq/v1/topics/orders/queues"), first: open, buttons: [] },
   { path: "groups", sees: IN_BILLING, there: ".list-body .row", buttons: [] },
   {
     path: "groups/billing", sees: IN_BILLING, there: ".list-body .row", ask: (api) => api.call("GET", "/mq/v1/groups/billing"), buttons: [

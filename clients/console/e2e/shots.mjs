@@ -114,7 +114,7 @@ try {
 if (only === undefined || only === "brokers") await shootBrokers();
 await browser.close();
 
-/** Three nodes, one of which stands still while a partition is moved to it. */
+/** Three nodes, one of which stands still while a partition is moved to it: each picture is taken while that lasts. */
 async function shootBrokers() {
   const cluster = await (await Cluster.of(["n1", "n2", "n3"], [], { ...clock, MQ_ROOM: "east" })).start();
   try {
@@ -132,24 +132,26 @@ async function shootBrokers() {
     await load(10);
     const { partitions } = await api.call("GET", "/mq/v1/routes?topic=orders");
     const { partition } = partitions.find(({ owner }) => owner === "n1");
-    cluster.nodes.n3.signal("SIGSTOP");
-    const stuck = [];
-    try {
-      for (const colorScheme of THEMES) {
-        for (const [suffix, viewport] of VIEWS) {
-          const tab = await Tab.at(cluster.nodes.n1.url, { colorScheme, viewport, timezoneId: "UTC" });
-          await tab.context.clock.install({ time: (await api.call("GET", "/mq/v1/stats")).time_ms });
-          stuck.push(move("orders", partition, "n3").catch(() => {})); // each waits for some seconds
-          await tab.open("brokers");
-          await sleep(1500);
+    for (const colorScheme of THEMES) {
+      for (const [suffix, viewport] of VIEWS) {
+        const tab = await Tab.at(cluster.nodes.n1.url, { colorScheme, viewport, timezoneId: "UTC" });
+        await tab.context.clock.install({ time: (await api.call("GET", "/mq/v1/stats")).time_ms });
+        await tab.open("brokers");
+        await tab.page.getByRole("row").filter({ has: tab.page.getByRole("rowheader", { name: "n3" }) }).getByText("● up").waitFor();
+        cluster.nodes.n3.signal("SIGSTOP"); // the same state in each picture: it stands still, and its session has not ended
+        try {
+          const stuck = move("orders", partition, "n3");
+          await tab.page.getByRole("region", { name: "Moves in progress" }).getByText("warm …").waitFor();
           await tab.page.screenshot({ path: `${OUT}/brokers${suffix}-${colorScheme}.png` });
-          await tab.end(/./);
+          cluster.nodes.n3.signal("SIGCONT");
+          await stuck;
+        } finally {
+          cluster.nodes.n3.signal("SIGCONT");
         }
+        await move("orders", partition, "n1");
+        await tab.end(/./);
       }
-    } finally {
-      cluster.nodes.n3.signal("SIGCONT");
     }
-    await Promise.all(stuck);
   } finally {
     await cluster.end();
   }

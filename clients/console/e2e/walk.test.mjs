@@ -363,6 +363,22 @@ test("groups: leases, a dead letter read, edited and sent again, redrive, purge,
   await tab.end();
 });
 
+test("delays: the key of one of many is found, though the server answers pages without a row before it", { skip }, async () => {
+  const many = 4_100; // more than whose keys are compared for a page
+  await api.topic("reminders");
+  await api.send("reminders", Array.from({ length: many }, (_, n) => ({ key: "often", value: n, delay_ms: 3_600_000 + n })));
+  await api.send("reminders", [{ key: "rare", value: "the one", delay_ms: 7_200_000 }]);
+  const first = await api.call("GET", "/mq/v1/schedules?order=due&topic=reminders&key=rare");
+  assert.deepEqual(first.schedules, []);
+  assert.notEqual(first.next_cursor, null);
+  const tab = await Tab.at(open.url);
+  await tab.open("delays?topic=reminders&key=rare");
+  await tab.page.locator(".list-body .row").filter({ hasText: "rare" }).waitFor();
+  await tab.page.getByRole("status").filter({ hasText: /^1 record$/ }).waitFor();
+  await tab.end();
+  await api.call("DELETE", "/mq/v1/topics/reminders");
+});
+
 test("delays: the picture by keyboard, its table twin, move, fire, cancel; one that falls due is delivered", { skip }, async () => {
   await api.send("events", [
     { key: "soon", value: "soon", delay_ms: 4000 },

@@ -103,6 +103,13 @@ export function usePages<T>(
   const [round, setRound] = useState(0);
   const latest = useRef(ask);
   latest.current = ask;
+  /** A page with rows: one that a search has ended early may have none, and others behind it. */
+  const filled = async (cursor: string | null, signal: AbortSignal): Promise<Page<T>> => {
+    const first = await latest.current(cursor, signal);
+    let page = first;
+    while (page.rows.length === 0 && page.next !== null) page = await latest.current(page.next, signal);
+    return { ...page, total: first.total };
+  };
   const current = useRef(state);
   current.current = state;
   const controller = useRef(new AbortController());
@@ -125,9 +132,9 @@ export function usePages<T>(
       isBusy.current = true;
       setState((before) => (before.key === key ? { ...before, isLoading: true } : { key, pages: [], error: null, isLoading: true, at: 0 }));
       try {
-        const pages: Page<T>[] = [await latest.current(null, mine.signal)];
+        const pages: Page<T>[] = [await filled(null, mine.signal)];
         while (pages.length < Math.min(had, pagesRefreshed) && pages.at(-1)!.next !== null) {
-          pages.push(await latest.current(pages.at(-1)!.next, mine.signal));
+          pages.push(await filled(pages.at(-1)!.next, mine.signal));
         }
         if (mine.signal.aborted) return;
         failures = 0;
@@ -165,7 +172,7 @@ export function usePages<T>(
       if (next === null || isBusy.current) return;
       isBusy.current = true;
       setState((before) => ({ ...before, isLoading: true }));
-      latest.current(next, mine.signal).then(
+      filled(next, mine.signal).then(
         (page) => {
           if (mine.signal.aborted) return;
           isBusy.current = false;

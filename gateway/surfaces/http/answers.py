@@ -104,7 +104,7 @@ async def list_answer(
     rest = iter(rows)
     while some := list(islice(rest, ROWS_A_TURN)):
         parts.append(between)
-        parts.append(orjson.dumps(some, default=msgspec.to_builtins)[1:-1])
+        parts.append(msgspec.json.encode(some)[1:-1])
         between = b","
         await asyncio.sleep(0)
     parts.append(b"]}" if parts else between + b"]}")

@@ -377,9 +377,9 @@ function Settings(): JSX.Element {
               {rows.map((one) => (
                 <tr key={one.name}>
                   <th scope="row"><code>{one.name}</code></th>
-                  <td><code>{written(one.value)}</code>{one.source !== "default" && <span class="muted small"> default {written(one.default)}</span>}</td>
+                  <td><code>{written(one.value)}</code>{one.source !== "default" && <span class="muted small tight"> default {written(one.default)}</span>}</td>
                   <td class="tight">{one.source === "default" ? <span class="muted">default</span> : one.source}</td>
-                  <td>{one.description}</td>
+                  <td class="wrap">{one.description}</td>
                 </tr>
               ))}
             </tbody>

@@ -19,6 +19,8 @@ const SPANS: readonly Span[] = ["hour", "day", "month", "year"];
 const MINUTE_MS = 60_000;
 const HOUR_MS = 3_600_000;
 const REFRESH_MS = 10_000;
+/** A search by key looks at every delayed record of its topic. */
+const KEY_REFRESH_MS = 60_000;
 const PAGE_ROWS = 200;
 /** As many as one batch takes. */
 const BATCH_MAX = 1000;
@@ -252,7 +254,7 @@ function Schedules(props: { topic: string; keyText: string; slot: [number, numbe
       "mq/v1/schedules" + query({ topic, key: keyText, from: slot?.[0], to: slot?.[1], order: "due", limit: PAGE_ROWS, cursor }), signal,
     );
     return { rows: answer.schedules, next: answer.next_cursor, total: answer.total };
-  }, REFRESH_MS);
+  }, keyText === "" ? REFRESH_MS : KEY_REFRESH_MS);
   const chosen = selected.size > 0 ? pages.rows.filter((row) => selected.has(row.schedule_id)) : [];
   const reason = chosen.length === 0 ? "Select records first."
     : chosen.length > BATCH_MAX ? `At most ${count(BATCH_MAX)} at a time.`
