@@ -104,6 +104,12 @@ INLINE_READ_BYTES_MAX = 1 * MiB
 UNITS_PER_READ_MAX = 16 * UNITS_PER_LOOK_UP
 """Index units a filtered read passes over before it answers that nothing matched so far."""
 
+TAIL_QUIET_S = 20.0
+"""After so long without an append to a topic of users, entries are no longer kept in memory for readers at the tail."""
+
+TAIL_ENTRIES_PER_STEP = 256
+"""Of those that are freed then, in one turn of the event loop."""
+
 FLUSHED_FILE_LOG_BYTES = 16 * KiB
 """What writing one file of the index at a checkpoint may cost, in bytes of the log: it dirties a page, an inode and its
 share of the journal. The log grows by so much more for each before the next checkpoint is due by its size."""
@@ -380,6 +386,7 @@ class Store:
             asyncio.create_task(self._writer.run(), name="mq-store-writer"),
             asyncio.create_task(self._checkpoint_now_and_then(), name="mq-store-checkpoint"),
             asyncio.create_task(self._expire_now_and_then(), name="mq-store-retention"),
+            asyncio.create_task(self._forget_quiet_tail(), name="mq-store-tail"),
         ]
         for task in self._tasks:
             task.add_done_callback(_log_failure)
@@ -795,9 +802,22 @@ class Store:
         self._tail_order.append(entry)
         self._tail_bytes += entry.size
         while self._tail_bytes > self.config.tail_bytes_max:
-            oldest = self._tail_order.popleft()
-            del self._tail[oldest.position]
-            self._tail_bytes -= oldest.size
+            self._forget_oldest()
+
+    def _forget_oldest(self) -> None:
+        oldest = self._tail_order.popleft()
+        del self._tail[oldest.position]
+        self._tail_bytes -= oldest.size
+
+    async def _forget_quiet_tail(self) -> None:
+        """Give memory back: an idle server has caught up, and what is asked for again is in the system's cache."""
+        while True:
+            newest = self._tail_order[-1] if self._tail_order else None
+            await asyncio.sleep(TAIL_QUIET_S)
+            while self._tail_order and self._tail_order[-1] is newest:
+                for _ in range(min(len(self._tail_order), TAIL_ENTRIES_PER_STEP)):
+                    self._forget_oldest()
+                await asyncio.sleep(0)
 
     # ---- reading -------------------------------------------------------------------------------------------------
 
