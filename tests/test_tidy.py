@@ -148,14 +148,14 @@ def files_of_tests() -> Iterator[Path]:
 
 
 @cache
-def trees_of_tests() -> dict[Path, ast.Module]:
-    """Every file of the tests, parsed."""
-    return {path: ast.parse(path.read_text()) for path in files_of_tests()}
+def nodes_of_tests() -> dict[Path, list[ast.AST]]:
+    """Every file of the tests, parsed, as a list of its nodes."""
+    return {path: list(ast.walk(ast.parse(path.read_text()))) for path in files_of_tests()}
 
 
-def imported_modules(tree: ast.Module) -> Iterator[str]:
+def imported_modules(nodes: list[ast.AST]) -> Iterator[str]:
     """Absolute names of what a file imports: `from a import b` names a and a.b, as b may be a module."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -177,10 +177,10 @@ def limits_of(path: Path) -> Iterator[tuple[str, str]]:
                 pass
 
 
-def words(tree: ast.Module) -> Iterator[str]:
+def words(nodes: list[ast.AST]) -> Iterator[str]:
     """Every name that code uses, strings that are one name, and a setting's own name: the c of `a__b__c=1`. What
     comments and docstrings say does not count."""
-    for node in ast.walk(tree):
+    for node in nodes:
         match node:
             case ast.Name(id=name) | ast.Attribute(attr=name) | ast.alias(name=name):
                 yield name
@@ -198,9 +198,9 @@ def is_tested(module: str, imported: set[str]) -> bool:
     return module in imported or mirror.exists()
 
 
-def calls(tree: ast.Module, owner: str, name: str) -> Iterator[int]:
+def calls(nodes: list[ast.AST], owner: str, name: str) -> Iterator[int]:
     """Lines that call `owner.name(...)`."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if (
             isinstance(node, ast.Call)
             and isinstance(node.func, ast.Attribute)
@@ -222,7 +222,7 @@ def test_every_module_says_what_it_is() -> None:
 
 
 def test_every_module_has_a_test() -> None:
-    imported = {name for tree in trees_of_tests().values() for name in imported_modules(tree)}
+    imported = {name for nodes in nodes_of_tests().values() for name in imported_modules(nodes)}
     modules = {module_name(path) for path in source_files() if path.name != "__init__.py"}
     untested = {module for module in modules if not is_tested(module, imported)}
     without = sorted(untested - TESTED_THROUGH_OTHERS.keys())
@@ -233,7 +233,7 @@ def test_every_module_has_a_test() -> None:
 
 
 def test_every_fixed_limit_is_used_in_a_test() -> None:
-    used = {word for tree in trees_of_tests().values() for word in words(tree)}
+    used = {word for nodes in nodes_of_tests().values() for word in words(nodes)}
     limits = {limit for path in source_files() if path.name == "limits.py" for limit in limits_of(path)}
     assert len(limits) >= 10
     unused = sorted(name for name, same in limits if not {name, same} & used)
@@ -253,9 +253,9 @@ def test_no_file_names_a_path_of_one_machine() -> None:
 def test_no_test_sleeps_outside_e2e() -> None:
     found = [
         f"{path.relative_to(TESTS)}:{line}"
-        for path, tree in trees_of_tests().items()
+        for path, nodes in nodes_of_tests().items()
         if "e2e" not in path.parts
-        for line in calls(tree, "time", "sleep")
+        for line in calls(nodes, "time", "sleep")
     ]
     assert found == []
 

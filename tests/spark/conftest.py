@@ -26,6 +26,13 @@ ROOT = Path(__file__).parents[2]
 QUICK_TO_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:CICompilerCount=1"
 """Many small jobs: what the JVM's second compiler and its collector threads cost never comes back."""
 
+COMPILED_ONCE = """#!/bin/sh
+unset PYTHONPATH
+exec %s "$@"
+"""
+"""An interpreter without the path that Spark gives its Python processes: on it is pyspark as a zip file, which Python
+compiles again in each of them. Without it they import the same modules as they are installed."""
+
 
 class Server:
     """`mq serve` as a process, on a directory of its own."""
@@ -124,6 +131,10 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         patch.delenv("PYSPARK_PYTHON", raising=False)
         patch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
         pyspark_mq.prepare()
+        interpreter = tmp_path_factory.mktemp("interpreter") / "python"
+        interpreter.write_text(COMPILED_ONCE % os.environ["PYSPARK_PYTHON"])
+        interpreter.chmod(0o755)
+        patch.setenv("PYSPARK_PYTHON", str(interpreter))
         session = (
             SparkSession.builder.master("local[2,2]")
             .appName("mq-tests")
