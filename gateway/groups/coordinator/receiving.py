@@ -32,14 +32,14 @@ from gateway.brokers.base import BrokerUnreachable
 from gateway.codec.tags import MESSAGE_GROUP_HEADER, TAG_HEADER
 from gateway.groups.coordinator.context import STRETCH_PARTITIONS, Context
 from gateway.groups.coordinator.offsets import FEW, Offsets
-from gateway.groups.coordinator.records import Stored
+from gateway.groups.coordinator.records import Part
 from gateway.groups.coordinator.search import Lane, Search, Wanted, text_of
 from gateway.groups.coordinator.start_positions import start_in
 from gateway.groups.machines.config import BROADCAST
 from gateway.groups.machines.copies import check_group_name, origin_of, retry_topic, shown_headers
 from gateway.groups.machines.errors import GroupActive, GroupError, GroupFull, IllegalRequest
 from gateway.groups.machines.events import LeasesBegun
-from gateway.groups.machines.leases import Lease, PartitionLeases
+from gateway.groups.machines.leases import PartitionLeases
 from gateway.groups.machines.progress import POSITION_BYTES, PartitionKey, Start
 from gateway.groups.machines.receipts import Receipt, Signer
 from gateway.groups.machines.subscription import TOPICS_MAX
@@ -76,6 +76,9 @@ PROMISING_MAX = 2_048
 """Partitions that one round goes to. When they give nothing, the next round begins with others."""
 
 _FULL_RECHECK_MS = 1_000  # when all groups together may have no more records open: of another group's we are not told
+
+_Taken = tuple[Part, int, int]
+"""Records that are leased together, their attempt, and until when (epoch ms)."""
 
 _Topics = Sequence[tuple[TopicView, bool]]
 """The topics of a receive, and whether each is the group's own retry topic."""
@@ -450,7 +453,8 @@ class Receiving:
             done.has_moved = done.has_moved or bool(events)
             done.size_bytes += found.size_bytes
             await context.write(events, flushed=False)
-        return self._delivered(group, lane, leases.epoch, leased, [found.records[lease.offset] for lease in leased])
+        parts = [(part, lease.attempt, lease.until_ms) for lease in leased for part in found.parts_of(lease)]
+        return self._delivered(group, lane, leases.epoch, parts)
 
     async def _taken_before(
         self, group: str, lane: Lane, leases: PartitionLeases, attempt_id: str, now_ms: int
@@ -459,64 +463,63 @@ class Receiving:
         leased = leases.leases_of(attempt_id, now_ms)
         delivered: list[Delivered] = []
         for first in range(0, len(leased), TAKEN_A_TURN):
-            some = leased[first : first + TAKEN_A_TURN]
-            records = []
-            for lease in some:
-                stored = await self._context.records.at(lane.topic, lane.partition, lease.offset)
+            parts: list[_Taken] = []
+            for offset, attempt, until_ms, _ in leased[first : first + TAKEN_A_TURN]:
+                stored = await self._context.records.at(lane.topic, lane.partition, offset)
                 if stored is None:
                     raise IllegalRequest("records of this attempt_id have expired; ask with another one")
-                records.append(stored)
-            delivered += self._delivered(group, lane, leases.epoch, some, records)
+                parts.append((stored.part(), attempt, until_ms))
+            delivered += self._delivered(group, lane, leases.epoch, parts)
             await asyncio.sleep(0)
         return delivered
 
-    def _delivered(
-        self, group: str, lane: Lane, epoch: int, leased: Sequence[Lease], records: Sequence[Stored]
-    ) -> list[Delivered]:
+    def _delivered(self, group: str, lane: Lane, epoch: int, leased: Sequence[_Taken]) -> list[Delivered]:
         """Leased records as their consumer sees them."""
-        stats = self._context.stats
-        stats.delivered_count += len(leased)
-        stats.redelivered_count += sum(lease.attempt > 1 for lease in leased)
         topic_id, own_partition = lane.key
         receipts = self._signer.sign_all(
             group,
             [
-                _new(Receipt, (topic_id, own_partition, offset, attempt, until_ms, epoch))
-                for offset, attempt, until_ms in leased
+                Receipt(topic_id, own_partition, part.base_offset, attempt, until_ms, epoch, len(part.records))
+                for part, attempt, until_ms in leased
             ],
         )
-        delivered = []
-        for lease, stored, receipt in zip(leased, records, receipts, strict=True):
-            record, _, store_time_ms, json_values, raw_keys = stored
-            headers: Headers = record.headers
-            offset, attempt, until_ms = lease
+        stats = self._context.stats
+        stats.delivered_count += len(receipts)
+        signed = iter(receipts)
+        delivered: list[Delivered] = []
+        for part, attempt, until_ms in leased:
+            records, base_offset, store_time_ms, json_values, raw_keys = part
+            if attempt > 1:
+                stats.redelivered_count += len(records)
             topic, partition = lane.topic, own_partition
-            if lane.is_retry:
-                if (origin := origin_of(headers)) is not None:
-                    topic, partition, offset, _, raw_keys = origin
-                headers = shown_headers(headers)
-            delivered.append(
-                _new(
-                    Delivered,
-                    (
-                        topic,
-                        partition,
-                        offset,
-                        record.key,
-                        record.value,
-                        headers,
-                        record.timestamp,
-                        store_time_ms,
-                        json_values,
-                        raw_keys,
-                        text_of(headers, TAG_HEADER) if headers else None,
-                        text_of(headers, MESSAGE_GROUP_HEADER) if headers else None,
-                        attempt,
-                        receipt,
-                        until_ms,
-                    ),
+            for offset, record in enumerate(records, base_offset):
+                headers: Headers = record.headers
+                if lane.is_retry:  # each record of it is a part of its own
+                    if (origin := origin_of(headers)) is not None:
+                        topic, partition, offset, _, raw_keys = origin
+                    headers = shown_headers(headers)
+                delivered.append(
+                    _new(
+                        Delivered,
+                        (
+                            topic,
+                            partition,
+                            offset,
+                            record.key,
+                            record.value,
+                            headers,
+                            record.timestamp,
+                            store_time_ms,
+                            json_values,
+                            raw_keys,
+                            text_of(headers, TAG_HEADER) if headers else None,
+                            text_of(headers, MESSAGE_GROUP_HEADER) if headers else None,
+                            attempt,
+                            next(signed),
+                            until_ms,
+                        ),
+                    )
                 )
-            )
         return delivered
 
     async def _give_back_all(self, group: str, messages: Iterable[Delivered]) -> None:

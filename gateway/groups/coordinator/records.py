@@ -7,9 +7,12 @@ one that the last receive read. Memory is bounded by `bytes_max`, the least rece
 from __future__ import annotations
 
 import asyncio
+from array import array
 from bisect import bisect_right, insort
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 from gateway.brokers.event_log import RunBlocking
@@ -38,6 +41,8 @@ class Decoded:
     raw_keys: bool
     records: list[DecodedRecord]
     size_bytes: int
+    sizes: array[int]
+    """What the records before each one count for together, as `size_of` has it; at last, all of them."""
 
     @property
     def next_offset(self) -> int:
@@ -48,6 +53,35 @@ class Decoded:
         """One record of it."""
         record = self.records[offset - self.base_offset]
         return Stored(record, offset, self.store_time_ms, self.json_values, self.raw_keys)
+
+    def part(self, first: int, end: int) -> Part:
+        """The records from one offset to before another."""
+        records = self.records[first - self.base_offset : end - self.base_offset]
+        return Part(records, first, self.store_time_ms, self.json_values, self.raw_keys)
+
+    def bytes_of(self, first: int, end: int) -> int:
+        """What they count for."""
+        return self.sizes[end - self.base_offset] - self.sizes[first - self.base_offset]
+
+    def end_of(self, first: int, max_bytes: int) -> int:
+        """How far the records from `first` on go that count for at most so much: the offset behind the last one."""
+        at = first - self.base_offset
+        return self.base_offset + bisect_right(self.sizes, self.sizes[at] + max_bytes, at) - 1
+
+
+class Part(NamedTuple):
+    """Records one behind the other, the first one at `base_offset`, and what their entry says about them."""
+
+    records: Sequence[DecodedRecord]
+    base_offset: int
+    store_time_ms: int
+    json_values: bool
+    raw_keys: bool
+
+    def up_to(self, end: int) -> Part:
+        """Those before an offset."""
+        size = end - self.base_offset
+        return self if size >= len(self.records) else self._replace(records=self.records[:size])
 
 
 class Step(NamedTuple):
@@ -71,6 +105,11 @@ class Stored(NamedTuple):
         """Of key, value and headers."""
         record = self.record
         return size_of(record.key, record.value, record.headers)
+
+    def part(self) -> Part:
+        """The same, as records one behind the other."""
+        record, offset, store_time_ms, json_values, raw_keys = self
+        return Part([record], offset, store_time_ms, json_values, raw_keys)
 
 
 def size_of(key: bytes | None, value: bytes | None, headers: Headers) -> int:
@@ -115,13 +154,15 @@ class RecordReader:
             return Step([], offset)
         entries = []
         for entry in read.entries:
+            records = await self._decoded(entry)
             decoded = Decoded(
                 entry.base_offset,
                 entry.store_time_ms,
                 entry.json_values,
                 entry.raw_keys,
-                await self._decoded(entry),
+                records,
                 len(entry.batch) + _DECODED_OVERHEAD_BYTES * entry.record_count,
+                array("q", accumulate((size_of(one.key, one.value, one.headers) for one in records), initial=0)),
             )
             entries.append(decoded)
             self._remember(partition_id, decoded)
