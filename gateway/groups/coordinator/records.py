@@ -10,7 +10,7 @@ import asyncio
 from array import array
 from bisect import bisect_right, insort
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
@@ -135,9 +135,9 @@ class RecordReader:
         self._entries: OrderedDict[tuple[int, int, int], Decoded] = OrderedDict()  # by topic id, partition, base offset
         self._bases: dict[_PartitionId, list[int]] = {}  # base offsets of what is remembered, sorted
 
-    async def bounds(self, topic: str, partition: int) -> Bounds:
+    def bounds(self, topic: str, partition: int) -> Awaitable[Bounds]:
         """The first readable offset, and the one the next record will get."""
-        return await self._reader.bounds(topic, partition)
+        return self._reader.bounds(topic, partition)
 
     async def offset_at_time(self, topic: str, partition: int, time_ms: int) -> int:
         """The offset of the first record stored at or after a time, the end when there is none."""
