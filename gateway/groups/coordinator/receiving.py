@@ -30,7 +30,7 @@ from itertools import islice
 
 from gateway.brokers.base import BrokerUnreachable
 from gateway.codec.tags import MESSAGE_GROUP_HEADER, TAG_HEADER
-from gateway.groups.coordinator.context import STRETCH_PARTITIONS, Context
+from gateway.groups.coordinator.context import STRETCH_PARTITIONS, Context, Turns
 from gateway.groups.coordinator.offsets import FEW, Offsets
 from gateway.groups.coordinator.records import Part
 from gateway.groups.coordinator.search import Lane, Search, Wanted, text_of
@@ -298,7 +298,7 @@ class Receiving:
             await self._look_at_all(group, topics, done)
         else:
             await self._look_at(group, iter(lanes), len(lanes), done)
-        for lane in _free_first(done.promising, lambda lane: turns.is_busy(group, lane.key)):
+        for lane in _free_first(group, done.promising, turns):
             left_count, left_bytes = request.max_messages - len(done.messages), request.max_bytes - done.size_bytes
             if left_count <= 0 or (done.messages and left_bytes <= 0):
                 break
@@ -557,8 +557,12 @@ class Receiving:
     def _backlog(self, group: str, done: _Round) -> int:
         """Records that were there and not leased."""
         queue_of, count = self._context.table.queue, done.other_backlog
+        known, queue = -1, None
         for lane, bounds in done.promising.items():
-            count += _backlog_of(queue_of(group, lane.key.topic_id), lane, bounds)
+            if lane.key.topic_id != known:
+                known = lane.key.topic_id
+                queue = queue_of(group, known)
+            count += _backlog_of(queue, lane, bounds)
         return count
 
     async def _wait(self, waiter: asyncio.Future[None], done: _Round, left_s: float) -> None:
@@ -584,11 +588,11 @@ def _backlog_of(queue: TopicLeases | None, lane: Lane, bounds: Bounds) -> int:
     return min(behind, bounds.max_offset - bounds.min_offset) if behind > 0 else 0
 
 
-def _free_first(lanes: Iterable[Lane], is_busy: Callable[[Lane], bool]) -> Iterator[Lane]:
+def _free_first(group: str, lanes: Iterable[Lane], turns: Turns) -> Iterator[Lane]:
     """Those that no other receive is at when it is their turn, then the others."""
     busy: list[Lane] = []
     for lane in lanes:
-        if is_busy(lane):
+        if turns.is_busy(group, lane.key):
             busy.append(lane)
         else:
             yield lane
@@ -596,7 +600,7 @@ def _free_first(lanes: Iterable[Lane], is_busy: Callable[[Lane], bool]) -> Itera
 
 
 def _lane(view: TopicView, is_retry: bool, partition: int) -> Lane:
-    return _new(Lane, (view.name, partition, is_retry, _new(PartitionKey, (view.topic_id, partition))))
+    return Lane(view.name, partition, is_retry, PartitionKey(view.topic_id, partition))
 
 
 def _lanes_from(topics: _Topics, first: int) -> Iterator[Lane]:
@@ -605,8 +609,9 @@ def _lanes_from(topics: _Topics, first: int) -> Iterator[Lane]:
         at = 0
         for view, is_retry in topics:
             cut = min(max(first - at, 0), view.partitions)
-            for partition in range(cut) if is_before else range(cut, view.partitions):
-                yield _lane(view, is_retry, partition)
+            name, topic_id = view.name, view.topic_id
+            for partition in range(cut) if is_before else range(cut, view.partitions):  # as `_lane`
+                yield _new(Lane, (name, partition, is_retry, _new(PartitionKey, (topic_id, partition))))
             at += view.partitions
 
 

@@ -10,7 +10,7 @@ import asyncio
 from array import array
 from bisect import bisect_right, insort
 from collections import OrderedDict
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
@@ -21,7 +21,7 @@ from gateway.routing.reading import PartitionReader
 from store import record_batch
 from store.limits import MiB
 from store.record_batch import DecodedRecord, Headers
-from store.types import Bounds, Entry, ReadStatus
+from store.types import Entry, ReadStatus
 
 CACHE_BYTES_MAX = 32 * MiB
 DECODED_A_TURN = 4_000
@@ -132,12 +132,11 @@ class RecordReader:
         self._reader = PartitionReader(routes)
         self._bytes_max = bytes_max
         self._bytes = 0
+        self.bounds = self._reader.bounds
+        """Of a topic's partition: the first readable offset, and the one the next record will get."""
+
         self._entries: OrderedDict[tuple[int, int, int], Decoded] = OrderedDict()  # by topic id, partition, base offset
         self._bases: dict[_PartitionId, list[int]] = {}  # base offsets of what is remembered, sorted
-
-    def bounds(self, topic: str, partition: int) -> Awaitable[Bounds]:
-        """The first readable offset, and the one the next record will get."""
-        return self._reader.bounds(topic, partition)
 
     async def offset_at_time(self, topic: str, partition: int, time_ms: int) -> int:
         """The offset of the first record stored at or after a time, the end when there is none."""
