@@ -357,7 +357,7 @@ class Connection(web.RequestHandler):
             self._come(data)
             return
         if not is_late and self._is_turning():
-            self._hold(data)
+            self._held = data  # without a pause of reading: two calls of the transport for so short a time
             self._loop.call_soon(self._go_on)
             return
         found, fast_path = None, self._fast_path
@@ -571,7 +571,8 @@ class Connection(web.RequestHandler):
 
     def _release(self, *, is_late: bool = False) -> None:
         held, self._held = self._held, b""
-        self._resume_reading_for_buffer()
+        if self._buffer_paused:
+            self._resume_reading_for_buffer()
         self._take_in(held, is_late=is_late)
 
     def _process_keepalive(self) -> None:
