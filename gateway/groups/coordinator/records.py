@@ -153,7 +153,7 @@ class RecordReader:
             return Step([], offset)
         entries = []
         for entry in read.entries:
-            records = await self._decoded(entry)
+            records, sizes = await self._decoded(entry)
             decoded = Decoded(
                 entry.base_offset,
                 entry.store_time_ms,
@@ -161,23 +161,25 @@ class RecordReader:
                 entry.raw_keys,
                 records,
                 len(entry.batch) + _DECODED_OVERHEAD_BYTES * entry.record_count,
-                array("q", accumulate((size_of(one.key, one.value, one.headers) for one in records), initial=0)),
+                sizes,
             )
             entries.append(decoded)
             self._remember(partition_id, decoded)
         return Step(entries, read.next_offset)
 
-    async def _decoded(self, entry: Entry) -> list[DecodedRecord]:
+    async def _decoded(self, entry: Entry) -> tuple[list[DecodedRecord], array[int]]:
         decoded: list[DecodedRecord] = []
+        sizes = array("q")
 
         def decode() -> None:
             decoded.extend(record_batch.decode(entry.batch))
+            sizes.extend(accumulate((size_of(one.key, one.value, one.headers) for one in decoded), initial=0))
 
         if entry.record_count <= DECODED_A_TURN:
             decode()
         else:
             await self._run_blocking(decode)
-        return decoded
+        return decoded, sizes
 
     async def at(self, topic: str, partition: int, offset: int) -> Stored | None:
         """One record; None when retention took it."""
