@@ -99,7 +99,11 @@ class Trail:
     async def recorded(self, act: Act) -> None:
         """Hand over one act, and wait as long as its answer may wait for the disk."""
         if (answer := self.record(act)) is not None:
-            await asyncio.wait((answer,), timeout=ANSWER_WAIT_S)
+            timer = asyncio.get_running_loop().call_later(ANSWER_WAIT_S, _let_go, answer)
+            try:
+                await answer
+            finally:
+                timer.cancel()
 
     async def page(
         self, wanted: Callable[[dict[str, object]], bool], *, cursor: str | None, limit: int, from_ms: int = 0
@@ -169,8 +173,7 @@ class Trail:
                 self.stats.written_count += len(acts)
         self._say(error)
         for answer in answers:
-            if not answer.done():
-                answer.set_result(None)
+            _let_go(answer)
 
     def _say(self, error: OSError | None) -> None:
         if error is not None and not self.stats.is_failing:
@@ -182,6 +185,11 @@ class Trail:
             self._add(ACTIONS, _counted("trail.lost", self._unsaid_lost))
             self._unsaid_lost = 0
             self._work.set()
+
+
+def _let_go(answer: asyncio.Future[None]) -> None:
+    if not answer.done():
+        answer.set_result(None)
 
 
 def _ring_of(act: Act) -> RingSpec:

@@ -131,7 +131,19 @@ class LocalBroker:
 
     async def create_topic(self, name: str, partitions: int, **choices: Unpack[TopicChoices]) -> Topic:
         """The topic, created if need be; durable on return. Raises IllegalTopic, TopicExists."""
-        return await self._changed(self._store.create_topic(name, partitions, **choices))
+        try:
+            topic, is_new = await self._store.create_topic(name, partitions, **choices)
+        except asyncio.CancelledError:  # it is made all the same
+            self._tell(name)
+            raise
+        if is_new:
+            self._tell(name)
+        return topic
+
+    def _tell(self, name: str) -> None:
+        """Tell the route table of a topic as it is now; one that is not there stays away."""
+        with suppress(UnknownQueue):
+            self._on_topic(self._store.topic(name))
 
     async def configure_topic(self, name: str, changes: Changes) -> Topic:
         """The topic with other choices; durable and in force on return. Raises UnknownQueue, IllegalTopic."""
@@ -151,15 +163,12 @@ class LocalBroker:
 
     async def _changed(self, change: Awaitable[tuple[Topic, bool]]) -> Topic:
         """Make a change and tell the route table, also when whoever asked for it is gone: it would not hear of the
-        topic until a restart. It is told of the topic as it is by then; one that was deleted meanwhile stays away."""
+        topic until a restart."""
 
         async def make() -> Topic:
             topic, is_new = await change
             if is_new:
-                with suppress(UnknownQueue):
-                    now = self._store.topic(topic.name)
-                    if now.topic_id == topic.topic_id:
-                        self._on_topic(now)
+                self._tell(topic.name)
             return topic
 
         return await to_its_end(make())

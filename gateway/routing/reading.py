@@ -21,7 +21,7 @@ Errors are those of the brokers, and UnknownQueue.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 from operator import attrgetter
 
@@ -99,12 +99,14 @@ class PartitionReader:
             return False
         return result.next_offset >= result.max_offset and physical >= await segment.broker.seal_queue(segment.queue)
 
-    async def bounds(self, topic: str, partition: int) -> Bounds:
-        """The first offset from which nothing is missing, and the one the next record gets."""
+    def bounds(self, topic: str, partition: int) -> Awaitable[Bounds]:
+        """The first offset from which nothing is missing, and the one the next record gets. Each receive asks for those
+        of all its partitions: it is no coroutine of its own, and `_is_whole` is in it."""
         chain = self._routes.chain(topic, partition)
-        if _is_whole(chain) and chain[0].physical_end is None:
-            return await chain[0].broker.bounds(chain[0].queue)
-        return await _bounds(chain)
+        first = chain[0]
+        if len(chain) == 1 and first.physical_end is None and first.logical_start == first.physical_start == 0:
+            return first.broker.bounds(first.queue)
+        return _bounds(chain)
 
     async def offset_for_time(
         self, topic: str, partition: int, time_ms: int, boundary: Boundary = Boundary.LOWER

@@ -30,20 +30,21 @@ from itertools import islice
 
 from gateway.brokers.base import BrokerUnreachable
 from gateway.codec.tags import MESSAGE_GROUP_HEADER, TAG_HEADER
-from gateway.groups.coordinator.context import STRETCH_PARTITIONS, Context
+from gateway.groups.coordinator.context import STRETCH_PARTITIONS, Context, Turns
 from gateway.groups.coordinator.offsets import FEW, Offsets
-from gateway.groups.coordinator.records import Stored
+from gateway.groups.coordinator.records import Part
 from gateway.groups.coordinator.search import Lane, Search, Wanted, text_of
 from gateway.groups.coordinator.start_positions import start_in
 from gateway.groups.machines.config import BROADCAST
 from gateway.groups.machines.copies import check_group_name, origin_of, retry_topic, shown_headers
 from gateway.groups.machines.errors import GroupActive, GroupError, GroupFull, IllegalRequest
 from gateway.groups.machines.events import LeasesBegun
-from gateway.groups.machines.leases import Lease, PartitionLeases
+from gateway.groups.machines.leases import PartitionLeases
 from gateway.groups.machines.progress import POSITION_BYTES, PartitionKey, Start
 from gateway.groups.machines.receipts import Receipt, Signer
 from gateway.groups.machines.subscription import TOPICS_MAX
 from gateway.groups.machines.table import QUEUE_BYTES
+from gateway.groups.machines.topic_leases import TopicLeases
 from gateway.groups.protocol import (
     RECEIVE_BYTES_MAX,
     RECEIVE_MESSAGES_MAX,
@@ -76,6 +77,9 @@ PROMISING_MAX = 2_048
 """Partitions that one round goes to. When they give nothing, the next round begins with others."""
 
 _FULL_RECHECK_MS = 1_000  # when all groups together may have no more records open: of another group's we are not told
+
+_Taken = tuple[Part, int, int]
+"""Records that are leased together, their attempt, and until when (epoch ms)."""
 
 _Topics = Sequence[tuple[TopicView, bool]]
 """The topics of a receive, and whether each is the group's own retry topic."""
@@ -288,22 +292,25 @@ class Receiving:
         done = _Round()
         again = self._leased_by(group, topics, request.attempt_id)
         if again:  # the answer to an earlier request with this id is the whole answer
-            done.promising = {lane: await self._bounds(lane) for lane in again}
+            bounds = self._context.records.bounds
+            done.promising = {lane: await bounds(lane.topic, lane.partition) for lane in again}
         elif lanes is None:
             await self._look_at_all(group, topics, done)
         else:
             await self._look_at(group, iter(lanes), len(lanes), done)
-        for lane in sorted(done.promising, key=lambda lane: turns.is_busy(group, lane.key)):
+        for lane in _free_first(group, done.promising, turns):
             left_count, left_bytes = request.max_messages - len(done.messages), request.max_bytes - done.size_bytes
             if left_count <= 0 or (done.messages and left_bytes <= 0):
                 break
-            if not again and not self._may_have(group, lane, done.promising[lane], done):
+            queue = self._context.table.queue(group, lane.key.topic_id)
+            if not again and not self._may_have(queue, lane, done.promising[lane], done):
                 continue  # others were faster
+            taken: list[Delivered] = []
             try:
-                taken = await to_its_end(
-                    self._take(group, lane, request, left_count, left_bytes, done),
-                    undo=lambda late: self._give_back_all(group, [*done.messages, *late]),
-                )
+                await self._take(group, lane, request, left_count, left_bytes, done, taken)
+            except asyncio.CancelledError:
+                await self._give_back_all(group, [*done.messages, *taken])
+                raise
             except BrokerUnreachable as error:
                 done.away[lane] = error
                 continue
@@ -346,30 +353,27 @@ class Receiving:
 
     async def _look_at(self, group: str, lanes: Iterator[Lane], count: int, done: _Round) -> None:
         """Note which of so many partitions are worth their turn."""
+        bounds_of, queue_of = self._context.records.bounds, self._context.table.queue
         while some := list(islice(lanes, STRETCH_PARTITIONS)):
             async with nullcontext() if count <= FEW else stretches().next():
                 for lane in some:
                     try:
-                        bounds = await self._bounds(lane)
+                        bounds = await bounds_of(lane.topic, lane.partition)
                     except BrokerUnreachable as error:
                         done.away[lane] = error
                         continue
-                    if self._may_have(group, lane, bounds, done):
+                    queue = queue_of(group, lane.key.topic_id)
+                    if self._may_have(queue, lane, bounds, done):
                         if len(done.promising) < PROMISING_MAX:
                             done.promising[lane] = bounds
                         else:
-                            done.other_backlog += self._backlog_of(group, lane, bounds)
+                            done.other_backlog += _backlog_of(queue, lane, bounds)
 
-    async def _bounds(self, lane: Lane) -> Bounds:
-        return await self._context.records.bounds(lane.topic, lane.partition)
-
-    def _may_have(self, group: str, lane: Lane, bounds: Bounds, done: _Round) -> bool:
+    def _may_have(self, queue: TopicLeases | None, lane: Lane, bounds: Bounds, done: _Round) -> bool:
         """Whether a partition is worth its turn: it has new records, or something is due; if not, when it will be."""
-        topic_id, partition = lane.key
-        queue = self._context.table.queue(group, topic_id)
-        if queue is None or bounds.max_offset > queue.next_offset(partition):
+        if queue is None or bounds.max_offset > queue.next_offset(lane.partition):
             return True
-        leases = queue.open.get(partition)
+        leases = queue.open.get(lane.partition)
         if leases is None:
             return False
         due_ms = leases.next_due_ms()
@@ -381,43 +385,57 @@ class Receiving:
         return due_ms <= self._context.clock.now_ms()
 
     async def _take(
-        self, group: str, lane: Lane, request: Receive, limit: int, max_bytes: int, done: _Round
-    ) -> list[Delivered]:
-        """Lease records of one partition, some in each turn of the event loop; no other's come in between."""
+        self,
+        group: str,
+        lane: Lane,
+        request: Receive,
+        limit: int,
+        max_bytes: int,
+        done: _Round,
+        taken: list[Delivered],
+    ) -> None:
+        """Lease records of one partition, some in each turn of the event loop; no other's come in between. They are
+        added to `taken`, also when this is cancelled while they are being leased."""
         context = self._context
         async with context.turns.of_leases(group, lane.key):
             leases = context.table.leases(group, lane.key)
             if leases is None:  # the group, or the topic, was deleted a moment ago
                 done.has_moved = True
-                return []
+                return
             self._check_mode(group)
             now_ms = context.clock.now_ms()
             if request.attempt_id is not None and leases.leases_of(request.attempt_id, now_ms):
-                return await self._taken_before(group, lane, leases, request.attempt_id, now_ms)
-            taken: list[Delivered] = []
+                await self._taken_before(group, lane, leases, request.attempt_id, now_ms, taken)
+                return
             end_bytes = done.size_bytes + max_bytes
             while len(taken) < limit and (not taken or done.size_bytes < end_bytes):
-                wanted_count = min(limit - len(taken), TAKEN_A_TURN)
+                before_count, wanted_count = len(taken), min(limit - len(taken), TAKEN_A_TURN)
+                left_bytes = end_bytes - done.size_bytes
                 try:
-                    some = await self._take_some(group, lane, request, wanted_count, end_bytes - done.size_bytes, done)
+                    await self._take_some(group, lane, request, wanted_count, left_bytes, done, taken)
                 except (StoreError, GroupError):
                     if taken:
                         break
                     raise
-                taken += some
-                if len(some) < wanted_count:
+                if len(taken) < before_count + wanted_count:
                     break
-            return taken
 
     async def _take_some(
-        self, group: str, lane: Lane, request: Receive, limit: int, max_bytes: int, done: _Round
-    ) -> list[Delivered]:
+        self,
+        group: str,
+        lane: Lane,
+        request: Receive,
+        limit: int,
+        max_bytes: int,
+        done: _Round,
+        taken: list[Delivered],
+    ) -> None:
         """Lease records of one partition, as many as in one turn of the event loop. The turn of the leases is the
         caller's."""
         context = self._context
         leases = context.table.leases(group, lane.key)
         if leases is None:
-            return []
+            return
         now_ms = context.clock.now_ms()
         config = context.table.config(group)
         wanted = Wanted(
@@ -449,74 +467,84 @@ class Receiving:
             )
             done.has_moved = done.has_moved or bool(events)
             done.size_bytes += found.size_bytes
-            await context.write(events, flushed=False)
-        return self._delivered(group, lane, leases.epoch, leased, [found.records[lease.offset] for lease in leased])
+            cancelled: asyncio.CancelledError | None = None
+            try:
+                await context.write(events, flushed=False)
+            except asyncio.CancelledError as error:  # it is written all the same
+                cancelled = error
+        parts = [(part, lease.attempt, lease.until_ms) for lease in leased for part in found.parts_of(lease)]
+        taken += self._delivered(group, lane, leases.epoch, parts)
+        if cancelled is not None:
+            raise cancelled
 
     async def _taken_before(
-        self, group: str, lane: Lane, leases: PartitionLeases, attempt_id: str, now_ms: int
-    ) -> list[Delivered]:
+        self,
+        group: str,
+        lane: Lane,
+        leases: PartitionLeases,
+        attempt_id: str,
+        now_ms: int,
+        taken: list[Delivered],
+    ) -> None:
         """What an earlier request with this attempt_id got, and still has."""
         leased = leases.leases_of(attempt_id, now_ms)
-        delivered: list[Delivered] = []
         for first in range(0, len(leased), TAKEN_A_TURN):
-            some = leased[first : first + TAKEN_A_TURN]
-            records = []
-            for lease in some:
-                stored = await self._context.records.at(lane.topic, lane.partition, lease.offset)
+            parts: list[_Taken] = []
+            for offset, attempt, until_ms, _ in leased[first : first + TAKEN_A_TURN]:
+                stored = await self._context.records.at(lane.topic, lane.partition, offset)
                 if stored is None:
                     raise IllegalRequest("records of this attempt_id have expired; ask with another one")
-                records.append(stored)
-            delivered += self._delivered(group, lane, leases.epoch, some, records)
+                parts.append((stored.part(), attempt, until_ms))
+            taken += self._delivered(group, lane, leases.epoch, parts)
             await asyncio.sleep(0)
-        return delivered
 
-    def _delivered(
-        self, group: str, lane: Lane, epoch: int, leased: Sequence[Lease], records: Sequence[Stored]
-    ) -> list[Delivered]:
+    def _delivered(self, group: str, lane: Lane, epoch: int, leased: Sequence[_Taken]) -> list[Delivered]:
         """Leased records as their consumer sees them."""
-        stats = self._context.stats
-        stats.delivered_count += len(leased)
-        stats.redelivered_count += sum(lease.attempt > 1 for lease in leased)
         topic_id, own_partition = lane.key
         receipts = self._signer.sign_all(
             group,
             [
-                _new(Receipt, (topic_id, own_partition, offset, attempt, until_ms, epoch))
-                for offset, attempt, until_ms in leased
+                Receipt(topic_id, own_partition, part.base_offset, attempt, until_ms, epoch, len(part.records))
+                for part, attempt, until_ms in leased
             ],
         )
-        delivered = []
-        for lease, stored, receipt in zip(leased, records, receipts, strict=True):
-            record, _, store_time_ms, json_values, raw_keys = stored
-            headers: Headers = record.headers
-            offset, attempt, until_ms = lease
+        stats = self._context.stats
+        stats.delivered_count += len(receipts)
+        signed = iter(receipts)
+        delivered: list[Delivered] = []
+        for part, attempt, until_ms in leased:
+            records, base_offset, store_time_ms, json_values, raw_keys = part
+            if attempt > 1:
+                stats.redelivered_count += len(records)
             topic, partition = lane.topic, own_partition
-            if lane.is_retry:
-                if (origin := origin_of(headers)) is not None:
-                    topic, partition, offset, _, raw_keys = origin
-                headers = shown_headers(headers)
-            delivered.append(
-                _new(
-                    Delivered,
-                    (
-                        topic,
-                        partition,
-                        offset,
-                        record.key,
-                        record.value,
-                        headers,
-                        record.timestamp,
-                        store_time_ms,
-                        json_values,
-                        raw_keys,
-                        text_of(headers, TAG_HEADER) if headers else None,
-                        text_of(headers, MESSAGE_GROUP_HEADER) if headers else None,
-                        attempt,
-                        receipt,
-                        until_ms,
-                    ),
+            for offset, record in enumerate(records, base_offset):
+                headers: Headers = record.headers
+                if lane.is_retry:  # each record of it is a part of its own
+                    if (origin := origin_of(headers)) is not None:
+                        topic, partition, offset, _, raw_keys = origin
+                    headers = shown_headers(headers)
+                delivered.append(
+                    _new(
+                        Delivered,
+                        (
+                            topic,
+                            partition,
+                            offset,
+                            record.key,
+                            record.value,
+                            headers,
+                            record.timestamp,
+                            store_time_ms,
+                            json_values,
+                            raw_keys,
+                            text_of(headers, TAG_HEADER) if headers else None,
+                            text_of(headers, MESSAGE_GROUP_HEADER) if headers else None,
+                            attempt,
+                            next(signed),
+                            until_ms,
+                        ),
+                    )
                 )
-            )
         return delivered
 
     async def _give_back_all(self, group: str, messages: Iterable[Delivered]) -> None:
@@ -528,14 +556,14 @@ class Receiving:
 
     def _backlog(self, group: str, done: _Round) -> int:
         """Records that were there and not leased."""
-        lanes = done.promising.items()
-        return done.other_backlog + sum(self._backlog_of(group, lane, bounds) for lane, bounds in lanes)
-
-    def _backlog_of(self, group: str, lane: Lane, bounds: Bounds) -> int:
-        queue = self._context.table.queue(group, lane.key.topic_id)
-        if queue is None:
-            return 0
-        return max(bounds.max_offset - max(queue.next_offset(lane.partition), bounds.min_offset), 0)
+        queue_of, count = self._context.table.queue, done.other_backlog
+        known, queue = -1, None
+        for lane, bounds in done.promising.items():
+            if lane.key.topic_id != known:
+                known = lane.key.topic_id
+                queue = queue_of(group, known)
+            count += _backlog_of(queue, lane, bounds)
+        return count
 
     async def _wait(self, waiter: asyncio.Future[None], done: _Round, left_s: float) -> None:
         """Until something may have changed for this request since the round, or its time is over."""
@@ -553,6 +581,24 @@ class Receiving:
             timer.cancel()
 
 
+def _backlog_of(queue: TopicLeases | None, lane: Lane, bounds: Bounds) -> int:
+    if queue is None:
+        return 0
+    behind = bounds.max_offset - queue.next_offset(lane.partition)
+    return min(behind, bounds.max_offset - bounds.min_offset) if behind > 0 else 0
+
+
+def _free_first(group: str, lanes: Iterable[Lane], turns: Turns) -> Iterator[Lane]:
+    """Those that no other receive is at when it is their turn, then the others."""
+    busy: list[Lane] = []
+    for lane in lanes:
+        if turns.is_busy(group, lane.key):
+            busy.append(lane)
+        else:
+            yield lane
+    yield from busy
+
+
 def _lane(view: TopicView, is_retry: bool, partition: int) -> Lane:
     return Lane(view.name, partition, is_retry, PartitionKey(view.topic_id, partition))
 
@@ -563,8 +609,9 @@ def _lanes_from(topics: _Topics, first: int) -> Iterator[Lane]:
         at = 0
         for view, is_retry in topics:
             cut = min(max(first - at, 0), view.partitions)
-            for partition in range(cut) if is_before else range(cut, view.partitions):
-                yield _lane(view, is_retry, partition)
+            name, topic_id = view.name, view.topic_id
+            for partition in range(cut) if is_before else range(cut, view.partitions):  # as `_lane`
+                yield _new(Lane, (name, partition, is_retry, _new(PartitionKey, (topic_id, partition))))
             at += view.partitions
 
 

@@ -7,9 +7,12 @@ one that the last receive read. Memory is bounded by `bytes_max`, the least rece
 from __future__ import annotations
 
 import asyncio
+from array import array
 from bisect import bisect_right, insort
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import NamedTuple
 
 from gateway.brokers.event_log import RunBlocking
@@ -18,7 +21,7 @@ from gateway.routing.reading import PartitionReader
 from store import record_batch
 from store.limits import MiB
 from store.record_batch import DecodedRecord, Headers
-from store.types import Bounds, Entry, ReadStatus
+from store.types import Entry, ReadStatus
 
 CACHE_BYTES_MAX = 32 * MiB
 DECODED_A_TURN = 4_000
@@ -38,6 +41,8 @@ class Decoded:
     raw_keys: bool
     records: list[DecodedRecord]
     size_bytes: int
+    sizes: array[int]
+    """What the records before each one count for together, as `size_of` has it; at last, all of them."""
 
     @property
     def next_offset(self) -> int:
@@ -48,6 +53,35 @@ class Decoded:
         """One record of it."""
         record = self.records[offset - self.base_offset]
         return Stored(record, offset, self.store_time_ms, self.json_values, self.raw_keys)
+
+    def part(self, first: int, end: int) -> Part:
+        """The records from one offset to before another."""
+        records = self.records[first - self.base_offset : end - self.base_offset]
+        return Part(records, first, self.store_time_ms, self.json_values, self.raw_keys)
+
+    def bytes_of(self, first: int, end: int) -> int:
+        """What they count for."""
+        return self.sizes[end - self.base_offset] - self.sizes[first - self.base_offset]
+
+    def end_of(self, first: int, max_bytes: int) -> int:
+        """How far the records from `first` on go that count for at most so much: the offset behind the last one."""
+        at = first - self.base_offset
+        return self.base_offset + bisect_right(self.sizes, self.sizes[at] + max_bytes, at) - 1
+
+
+class Part(NamedTuple):
+    """Records one behind the other, the first one at `base_offset`, and what their entry says about them."""
+
+    records: Sequence[DecodedRecord]
+    base_offset: int
+    store_time_ms: int
+    json_values: bool
+    raw_keys: bool
+
+    def up_to(self, end: int) -> Part:
+        """Those before an offset."""
+        size = end - self.base_offset
+        return self if size >= len(self.records) else self._replace(records=self.records[:size])
 
 
 class Step(NamedTuple):
@@ -72,6 +106,11 @@ class Stored(NamedTuple):
         record = self.record
         return size_of(record.key, record.value, record.headers)
 
+    def part(self) -> Part:
+        """The same, as records one behind the other."""
+        record, offset, store_time_ms, json_values, raw_keys = self
+        return Part([record], offset, store_time_ms, json_values, raw_keys)
+
 
 def size_of(key: bytes | None, value: bytes | None, headers: Headers) -> int:
     """What a record counts for where bytes are bounded: its key, value and headers."""
@@ -93,12 +132,11 @@ class RecordReader:
         self._reader = PartitionReader(routes)
         self._bytes_max = bytes_max
         self._bytes = 0
+        self.bounds = self._reader.bounds
+        """Of a topic's partition: the first readable offset, and the one the next record will get."""
+
         self._entries: OrderedDict[tuple[int, int, int], Decoded] = OrderedDict()  # by topic id, partition, base offset
         self._bases: dict[_PartitionId, list[int]] = {}  # base offsets of what is remembered, sorted
-
-    async def bounds(self, topic: str, partition: int) -> Bounds:
-        """The first readable offset, and the one the next record will get."""
-        return await self._reader.bounds(topic, partition)
 
     async def offset_at_time(self, topic: str, partition: int, time_ms: int) -> int:
         """The offset of the first record stored at or after a time, the end when there is none."""
@@ -115,29 +153,33 @@ class RecordReader:
             return Step([], offset)
         entries = []
         for entry in read.entries:
+            records, sizes = await self._decoded(entry)
             decoded = Decoded(
                 entry.base_offset,
                 entry.store_time_ms,
                 entry.json_values,
                 entry.raw_keys,
-                await self._decoded(entry),
+                records,
                 len(entry.batch) + _DECODED_OVERHEAD_BYTES * entry.record_count,
+                sizes,
             )
             entries.append(decoded)
             self._remember(partition_id, decoded)
         return Step(entries, read.next_offset)
 
-    async def _decoded(self, entry: Entry) -> list[DecodedRecord]:
+    async def _decoded(self, entry: Entry) -> tuple[list[DecodedRecord], array[int]]:
         decoded: list[DecodedRecord] = []
+        sizes = array("q")
 
         def decode() -> None:
             decoded.extend(record_batch.decode(entry.batch))
+            sizes.extend(accumulate((size_of(one.key, one.value, one.headers) for one in decoded), initial=0))
 
         if entry.record_count <= DECODED_A_TURN:
             decode()
         else:
             await self._run_blocking(decode)
-        return decoded
+        return decoded, sizes
 
     async def at(self, topic: str, partition: int, offset: int) -> Stored | None:
         """One record; None when retention took it."""

@@ -16,14 +16,12 @@ from typing import NamedTuple
 
 from gateway.codec.tags import MESSAGE_GROUP_HEADER, TAG_HEADER, tag_hash
 from gateway.groups.coordinator.context import Context
-from gateway.groups.coordinator.records import Decoded, Stored, size_of
+from gateway.groups.coordinator.records import Decoded, Part, Stored
 from gateway.groups.machines.copies import origin_of
-from gateway.groups.machines.leases import Fresh, PartitionLeases
+from gateway.groups.machines.leases import Fresh, Lease, PartitionLeases
 from gateway.groups.machines.progress import PartitionKey
 from store.record_batch import Headers
 from store.types import Bounds
-
-_new = tuple.__new__  # a NamedTuple's own constructor takes twice as long
 
 SCAN_RECORDS = 2_000
 """Records passed over (filtered, withheld) in one look at a partition; then it is another one's turn."""
@@ -50,10 +48,15 @@ class Wanted(NamedTuple):
 
 @dataclass(slots=True)
 class Found:
-    """What one look at a partition found: records by offset, those to take, and how far it has come."""
+    """What one look at a partition found: records, those to take, and how far it has come."""
 
     fetched_to: int
     records: dict[int, Stored] = field(default_factory=dict)
+    """By offset, of those that are looked at one by one."""
+
+    parts: list[Part] = field(default_factory=list)
+    """Of the others."""
+
     old: list[int] = field(default_factory=list)
     fresh: list[Fresh] | range = field(default_factory=list)
     """A range where nothing has to be known of them but their offsets."""
@@ -72,6 +75,13 @@ class Found:
             first = self.fresh[room]
             self.fetched_to = first if isinstance(first, int) else first.offset
             self.fresh = self.fresh[:room]
+
+    def parts_of(self, lease: Lease) -> Sequence[Part]:
+        """The records of a lease."""
+        if (stored := self.records.get(lease.offset)) is not None:
+            return [stored.part()]
+        end = lease.offset + lease.size
+        return [part.up_to(end) for part in self.parts if part.base_offset < end]
 
     def take(self, offset: int, stored: Stored, size_bytes: int) -> None:
         """Remember a record that is to be leased."""
@@ -223,20 +233,15 @@ def _take_all(entry: Decoded, wanted: Wanted, found: Found) -> bool:
     if isinstance(found.fresh, range) and found.fresh.stop < first:
         return False  # a takeover has left a gap: what is behind it comes with the next receive
     start = found.fresh.start if isinstance(found.fresh, range) else first
-    offset, end = first, min(entry.next_offset, first + wanted.limit - found.wanted_count, start + wanted.room)
-    _, _, store_time_ms, json_values, raw_keys = entry.at(first)
-    size_bytes, bytes_max, count = found.size_bytes, wanted.max_bytes, found.wanted_count
-    for record in entry.records[first - entry.base_offset : end - entry.base_offset]:
-        size = size_of(record.key, record.value, record.headers)
-        if count and size_bytes + size > bytes_max:
-            break
-        found.records[offset] = _new(Stored, (record, offset, store_time_ms, json_values, raw_keys))
-        size_bytes += size
-        count += 1
-        offset += 1
-    found.size_bytes, found.wanted_count = size_bytes, count
-    found.fresh, found.fetched_to = range(start, offset), offset
-    return offset == end and count < wanted.limit and offset - start < wanted.room
+    end = min(entry.next_offset, first + wanted.limit - found.wanted_count, start + wanted.room)
+    fitting = entry.end_of(first, wanted.max_bytes - found.size_bytes)
+    taken = min(end, max(fitting, first if found.wanted_count else first + 1))
+    if taken > first:
+        found.parts.append(entry.part(first, taken))
+        found.wanted_count += taken - first
+        found.size_bytes += entry.bytes_of(first, taken)
+    found.fresh, found.fetched_to = range(start, taken), taken
+    return taken == end and found.wanted_count < wanted.limit and taken - start < wanted.room
 
 
 class _Scan(NamedTuple):

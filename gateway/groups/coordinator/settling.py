@@ -32,6 +32,8 @@ Verdicts = Sequence[Verdict | None]
 """What became of receipts, in their order; None for what was no receipt."""
 
 _Receipts = Sequence[Receipt | None]
+_Placed = tuple[int, Receipt]
+"""A receipt, and the index of its verdict; the others of a run have those behind it."""
 
 
 class Settling:
@@ -47,7 +49,7 @@ class Settling:
 
     async def ack(self, group: str, receipts: Sequence[str]) -> list[Settled]:
         """See `Groups.ack`."""
-        parsed = self._parsed(group, receipts)
+        parsed = self._parsed_runs(group, receipts)
         told: asyncio.Future[Verdicts] = asyncio.get_running_loop().create_future()
         self._acks.setdefault(group, []).append((parsed, told))
         if group not in self._acking:
@@ -68,9 +70,10 @@ class Settling:
                 else:
                     at = 0
                     for parsed, told in waiting:
+                        end = at + _record_count(parsed)
                         if not told.done():
-                            told.set_result(verdicts[at : at + len(parsed)])
-                        at += len(parsed)
+                            told.set_result(verdicts[at:end])
+                        at = end
         finally:
             del self._acking[group]
 
@@ -112,7 +115,7 @@ class Settling:
 
     async def give_back(self, group: str, receipts: Sequence[str]) -> None:
         """See `Groups.give_back`."""
-        parsed = self._parsed(group, receipts)
+        parsed = self._parsed_runs(group, receipts)
         await to_its_end(self._decide(group, parsed, PartitionLeases.decide_give_back, flushed=False))
 
     async def reject(self, group: str, receipts: Sequence[str], reason: str) -> list[Settled]:
@@ -144,21 +147,17 @@ class Settling:
         verdicts: list[Verdict | None] = [None] * len(parsed)
         async with context.turns.of_leases(group, *by_key):
             now_ms = context.clock.now_ms()
-            going = await self._send_off(group, by_key, parsed, delay_ms, now_ms)
+            going = await self._send_off(group, by_key, delay_ms, now_ms)
             events: list[Event] = []
-            for key, receipt_indexes in by_key.items():
+            for key, own in by_key.items():
                 leases = context.table.leases(group, key)
                 if leases is None:
-                    _note(verdicts, receipt_indexes, [Verdict.STALE] * len(receipt_indexes))
+                    _note_stale(verdicts, own)
                     continue
                 gone = going.get(key, set())
-                _note(verdicts, receipt_indexes, leases.verdicts(_at(parsed, receipt_indexes), now_ms))
-                rest = [
-                    topic_partition
-                    for topic_partition in receipt_indexes
-                    if (one := parsed[topic_partition]) is None or one.offset not in gone
-                ]
-                decision = leases.decide_nack(_at(parsed, rest), now_ms, delay_ms=delay_ms, reason=reason)
+                _note(verdicts, own, leases.verdicts(_receipts(own), now_ms))
+                rest = [(at, receipt) for at, receipt in own if receipt.offset not in gone]
+                decision = leases.decide_nack(_receipts(rest), now_ms, delay_ms=delay_ms, reason=reason)
                 _note(verdicts, rest, decision.verdicts)
                 events += [*leases.decide_settle(gone), *decision.events]
             await context.write(events, flushed=bool(going))
@@ -173,8 +172,7 @@ class Settling:
     async def _send_off(
         self,
         group: str,
-        by_key: Mapping[PartitionKey, Sequence[int]],
-        parsed: _Receipts,
+        by_key: Mapping[PartitionKey, Sequence[_Placed]],
         delay_ms: int | None,
         now_ms: int,
     ) -> dict[PartitionKey, set[int]]:
@@ -182,12 +180,10 @@ class Settling:
         context = self._context
         going: dict[PartitionKey, set[int]] = {}
         copies: list[Copy] = []
-        for key, receipt_indexes in by_key.items():
+        for key, own in by_key.items():
             if (leases := context.table.leases(group, key)) is not None:
                 leases.check_delay(delay_ms)
-                for offset, copy in await self._copies_of(
-                    group, key, leases, _at(parsed, receipt_indexes), delay_ms, now_ms
-                ):
+                for offset, copy in await self._copies_of(group, key, leases, _receipts(own), delay_ms, now_ms):
                     going.setdefault(key, set()).add(offset)
                     copies.append(copy)
         if copies:
@@ -234,9 +230,13 @@ class Settling:
 
     def _parsed(self, group: str, receipts: Sequence[str]) -> _Receipts:
         """The receipts in texts; None for what is no receipt of this group."""
-        if len(receipts) > RECEIPTS_MAX:
-            raise IllegalRequest(f"at most {RECEIPTS_MAX} receipts at once")
+        _check_count(receipts)
         return self._signer.check_all(group, receipts)
+
+    def _parsed_runs(self, group: str, receipts: Sequence[str]) -> _Receipts:
+        """The same, with one receipt for those of a run."""
+        _check_count(receipts)
+        return self._signer.check_runs(group, receipts)
 
     async def _decide(
         self,
@@ -249,48 +249,69 @@ class Settling:
         """Decide receipts of many partitions, and write the events of all in one go."""
         context = self._context
         by_key = _by_key(parsed)
-        verdicts: list[Verdict | None] = [None] * len(parsed)
+        verdicts: list[Verdict | None] = [None] * _record_count(parsed)
         async with context.turns.of_leases(group, *by_key):
             now_ms = context.clock.now_ms()
             events: list[Event] = []
-            for key, receipt_indexes in by_key.items():
+            for key, own in by_key.items():
                 leases = context.table.leases(group, key)
                 if leases is None:
-                    _note(verdicts, receipt_indexes, [Verdict.STALE] * len(receipt_indexes))
+                    _note_stale(verdicts, own)
                 else:
-                    decision = decide(leases, _at(parsed, receipt_indexes), now_ms)
-                    _note(verdicts, receipt_indexes, decision.verdicts)
+                    decision = decide(leases, _receipts(own), now_ms)
+                    _note(verdicts, own, decision.verdicts)
                     events += decision.events
             await context.write(events, flushed=flushed)
         return verdicts
 
 
-def _by_key(parsed: _Receipts) -> dict[PartitionKey, list[int]]:
-    """Where the receipts of each partition stand."""
-    by_index: dict[tuple[int, int], list[int]] = {}
-    for at, receipt in enumerate(parsed):
-        if receipt is not None:
-            topic_partition = receipt[:2]
-            if (receipt_indexes := by_index.get(topic_partition)) is None:
-                receipt_indexes = by_index[topic_partition] = []
-            receipt_indexes.append(at)
-    return {PartitionKey(*topic_partition): receipt_indexes for topic_partition, receipt_indexes in by_index.items()}
+def _check_count(receipts: Sequence[str]) -> None:
+    if len(receipts) > RECEIPTS_MAX:
+        raise IllegalRequest(f"at most {RECEIPTS_MAX} receipts at once")
 
 
-def _at(parsed: _Receipts, receipt_indexes: Sequence[int]) -> list[Receipt]:
-    return [receipt for topic_partition in receipt_indexes if (receipt := parsed[topic_partition]) is not None]
+def _record_count(parsed: _Receipts) -> int:
+    return sum([1 if receipt is None else receipt.size for receipt in parsed])
 
 
-def _note(verdicts: list[Verdict | None], receipt_indexes: Sequence[int], decided: Sequence[Verdict]) -> None:
-    for topic_partition, verdict in zip(receipt_indexes, decided, strict=True):
-        verdicts[topic_partition] = verdict
+def _by_key(parsed: _Receipts) -> dict[PartitionKey, list[_Placed]]:
+    """The receipts of each partition, and where they stand."""
+    by_key: dict[PartitionKey, list[_Placed]] = {}
+    at = 0
+    for receipt in parsed:
+        if receipt is None:
+            at += 1
+            continue
+        key = PartitionKey(receipt.topic_id, receipt.partition)
+        if (own := by_key.get(key)) is None:
+            own = by_key[key] = []
+        own.append((at, receipt))
+        at += receipt.size
+    return by_key
+
+
+def _receipts(own: Iterable[_Placed]) -> list[Receipt]:
+    return [receipt for _, receipt in own]
+
+
+def _note(verdicts: list[Verdict | None], own: Sequence[_Placed], decided: Sequence[Verdict]) -> None:
+    taken = 0
+    for at, receipt in own:
+        verdicts[at : at + receipt.size] = decided[taken : taken + receipt.size]
+        taken += receipt.size
+
+
+def _note_stale(verdicts: list[Verdict | None], own: Sequence[_Placed]) -> None:
+    _note(verdicts, own, [Verdict.STALE] * _record_count(_receipts(own)))
 
 
 def _results(texts: Sequence[str], verdicts: Verdicts) -> list[Settled]:
+    if verdicts.count(Verdict.OK) == len(texts):
+        return [_new(Settled, (text, True, None, None, None)) for text in texts]
     results: list[Settled] = []
     for text, verdict in zip(texts, verdicts, strict=True):
         if verdict is Verdict.OK:
-            results.append(_new(Settled, (text, True, None, None, None)))
+            results.append(Settled(text, True))
         elif verdict is None:
             results.append(Settled(text, False, RECEIPT_ILLEGAL, "this is not a receipt of this group"))
         else:

@@ -51,7 +51,6 @@ from gateway.groups.machines.events import Leased, LeaseEvent, LeaseMoved, Lease
 from gateway.groups.machines.receipts import RUN_RECORDS_MAX, Receipt
 
 EXHAUSTED = "max_attempts"
-_new = tuple.__new__  # a NamedTuple's own constructor takes twice as long
 ATTEMPT_ID_BYTES_MAX = 255
 
 
@@ -67,11 +66,12 @@ class Fresh(NamedTuple):
 
 
 class Lease(NamedTuple):
-    """One record in a consumer's hands."""
+    """One record in a consumer's hands, or `size` records that were leased together, the first one at `offset`."""
 
     offset: int
     attempt: int
     until_ms: int
+    size: int = 1
 
 
 class DeadLetter(NamedTuple):
@@ -91,7 +91,8 @@ class Verdict(Enum):
 
 
 class Decision(NamedTuple):
-    """A verdict for each receipt, in order, and the events to write before they are told."""
+    """A verdict for each receipt, in order (for each record of one that is a run), and the events to write before they
+    are told."""
 
     verdicts: list[Verdict]
     events: list[LeaseEvent]
@@ -130,6 +131,11 @@ class _Run:
     def is_open(self, offset: int) -> bool:
         """Whether a record of its range is."""
         return bool(self.open_bits >> (offset - self.first) & 1)
+
+    def are_open(self, offset: int, count: int) -> bool:
+        """Whether a record of its range is, and those behind it, so many in all."""
+        bits = (1 << count) - 1
+        return self.open_bits >> (offset - self.first) & bits == bits
 
     def offsets(self) -> Iterator[int]:
         """Those that are open."""
@@ -312,8 +318,8 @@ class PartitionLeases:
         """Lease up to `limit` records for `invisible_ms`: those in `old` that are ready (see `ready`), then fresh ones.
 
         `fresh` are the records from `next_offset` to before `fetched_to` that the consumer wants, in order; the others
-        there are done by this. A range of them says no more than their offsets. Fresh ones that are not leased
-        (withheld, or over the limit) are kept for later.
+        there are done by this. A range of them says no more than their offsets, and is leased as one. Fresh ones that
+        are not leased (withheld, or over the limit) are kept for later.
         The leases may be answered once the events are applied. With an `attempt_id` that has leases still, those are
         the answer, and nothing else happens, unless it `is_more` of the same receive. Raises IllegalRequest for a bad
         `invisible_ms` or `attempt_id`, or more than `room`.
@@ -335,8 +341,9 @@ class PartitionLeases:
                 return [], []
             taken = tuple(fresh)
             leases = [Lease(offset, state.records[offset].attempt + 1, until_ms) for offset in offsets]
-            leases += [_new(Lease, (offset, _Run.ATTEMPT, until_ms)) for offset in taken[: limit - len(offsets)]]
-            leased = taken if not offsets and len(leases) == len(taken) else tuple(lease.offset for lease in leases)
+            leased = (*offsets, *taken[: limit - len(offsets)])
+            if len(leased) > len(offsets):
+                leases.append(Lease(fresh.start, _Run.ATTEMPT, until_ms, len(leased) - len(offsets)))
             return leases, [Leased(*self._partition_id, fetched_to, taken, (), leased, until_ms, attempt_id)]
         assert all(state.next_offset <= record.offset < fetched_to for record in fresh), "fresh records follow the old"
         is_fifo = self._config.fifo
@@ -590,27 +597,25 @@ class PartitionLeases:
         verdicts: list[Verdict] = []
         offsets: set[int] = set()
         own_id, epoch = self._partition_id[1:], self._state.epoch
-        run: _Run | None = None
-        first = end = 0
         for receipt in receipts:
-            offset = receipt.offset
+            offset, size = receipt.offset, receipt.size
+            run = self._run_of(offset)
             if (
-                first <= offset < end  # of the run of the one before it
-                and run is not None
-                and run.is_open(offset)
+                run is not None
+                and run.are_open(offset, size)
+                and run.until_ms > now_ms
                 and receipt.attempt == _Run.ATTEMPT
                 and receipt.epoch == epoch
                 and receipt[:2] == own_id
             ):
-                verdicts.append(Verdict.OK)
-                offsets.add(offset)
+                verdicts += [Verdict.OK] * size
+                offsets.update(range(offset, offset + size))
                 continue
-            verdict = self._verdict(receipt, now_ms, is_done_ok=is_done_ok)
-            verdicts.append(verdict)
-            if verdict is Verdict.OK and self._is_open(offset):
-                offsets.add(offset)
-                run = self._run_of(offset)
-                first, end = (0, 0) if run is None else (run.first, run.end)
+            for one in receipt.each():
+                verdict = self._verdict(one, now_ms, is_done_ok=is_done_ok)
+                verdicts.append(verdict)
+                if verdict is Verdict.OK and self._is_open(one.offset):
+                    offsets.add(one.offset)
         return Decision(verdicts, [event_of(tuple(sorted(offsets)))] if offsets else [])
 
     def _is_ready(self, offset: int, now_ms: int) -> bool:

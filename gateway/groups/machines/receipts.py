@@ -39,7 +39,11 @@ REMEMBERED_MAX = 20_000
 RUN_RECORDS_MAX = 1_000
 """Records of one run."""
 
-_INDEXES = {str(index): index for index in range(RUN_RECORDS_MAX)}
+_INDEX_TEXTS = [str(index) for index in range(RUN_RECORDS_MAX)]
+_INDEXES = {text: index for index, text in enumerate(_INDEX_TEXTS)}
+_COMPARED = 64
+"""Texts that are compared at a time: so many are looked at once more where they are no run."""
+
 _new = tuple.__new__  # a NamedTuple's own constructor takes twice as long
 
 _SIGNATURE_BYTES = 16
@@ -71,7 +75,8 @@ assert _SINGLE.body.size == 37
 
 
 class Receipt(NamedTuple):
-    """One lease of one record. `until_ms` is epoch ms; `epoch` is void after a reset of the group."""
+    """One lease of one record, or those of a run: of `size` records, the first one at `offset`. `until_ms` is epoch ms;
+    `epoch` is void after a reset of the group."""
 
     topic_id: int
     partition: int
@@ -79,13 +84,13 @@ class Receipt(NamedTuple):
     attempt: int
     until_ms: int
     epoch: int
+    size: int = 1
 
-
-class _Run(NamedTuple):
-    """What is signed: the receipt of the first record, and of how many."""
-
-    first: Receipt
-    size: int
+    def each(self) -> list[Receipt]:
+        """Those of its records."""
+        topic_id, partition, offset, attempt, until_ms, epoch, size = self
+        offsets = range(offset, offset + size)
+        return [_new(Receipt, (topic_id, partition, at, attempt, until_ms, epoch, 1)) for at in offsets]
 
 
 class Signer:
@@ -96,7 +101,7 @@ class Signer:
             raise ValueError(f"receipts need a key, and each key {KEY_BYTES_MIN} to {KEY_BYTES_MAX} bytes")
         self._keys = list(keys)
         self._keyed = [blake2b(digest_size=_SIGNATURE_BYTES, key=key) for key in keys]
-        self._remembered: dict[str, tuple[str, _Run]] = {}  # by signed text: group, run
+        self._remembered: dict[str, tuple[str, Receipt]] = {}  # by signed text: group, run
 
     def accept(self, keys: Iterable[bytes]) -> None:
         """Accept these too from now on: those of nodes that groups came from."""
@@ -110,11 +115,12 @@ class Signer:
         return self.sign_all(group, [receipt])[0]
 
     def sign_all(self, group: str, receipts: Sequence[Receipt]) -> list[str]:
-        """The texts of receipts, in order. Those of one partition, with offsets that follow each other, cost little."""
+        """The texts of receipts, of each record of runs, in order. Those of one partition, with offsets that follow
+        each other, cost little. A run has at most RUN_RECORDS_MAX records."""
         texts: list[str] = []
         first, count = None, 0
         for receipt in receipts:
-            topic_id, partition, offset, attempt, until_ms, epoch = receipt
+            topic_id, partition, offset, attempt, until_ms, epoch, size = receipt
             if (
                 first is not None
                 and offset == first.offset + count
@@ -123,24 +129,24 @@ class Signer:
                 and partition == first.partition
                 and topic_id == first.topic_id
                 and epoch == first.epoch
-                and count < RUN_RECORDS_MAX
+                and count + size <= RUN_RECORDS_MAX
             ):
-                count += 1
+                count += size
             else:
                 if first is not None:
-                    texts += self._sign_run(group, first, count)
-                first, count = receipt, 1
+                    texts += self._sign_run(group, first._replace(size=count))
+                first, count = receipt, size
         if first is not None:
-            texts += self._sign_run(group, first, count)
+            texts += self._sign_run(group, first._replace(size=count))
         return texts
 
-    def _sign_run(self, group: str, first: Receipt, count: int) -> list[str]:
-        body = _RUN.body.pack(_RUN.version, *first, count)
+    def _sign_run(self, group: str, run: Receipt) -> list[str]:
+        body = _RUN.body.pack(_RUN.version, *run)
         signed = body + self._signature(self._keyed[0], group, body)
         text = PREFIX + binascii.b2a_base64(signed, newline=False).translate(_URL_SAFE).decode()
-        self._remember(text, group, _Run(first, count))
+        self._remember(text, group, run)
         text += "."
-        return [f"{text}{index}" for index in range(count)]
+        return [f"{text}{index}" for index in range(run.size)]
 
     def check(self, group: str, text: str) -> Receipt:
         """The receipt in a text. Raises IllegalRequest unless this group's receipt was signed with one of the keys."""
@@ -150,29 +156,40 @@ class Signer:
         return receipt
 
     def check_all(self, group: str, texts: Sequence[str]) -> list[Receipt | None]:
-        """The receipts in texts, in order: cheap for those of one run. None for what is no receipt of this group."""
+        """The receipts in texts, in order. None for what is no receipt of this group."""
+        return [
+            receipt
+            for run in self.check_runs(group, texts)
+            for receipt in ((None,) if run is None else (run,) if run.size == 1 else run.each())
+        ]
+
+    def check_runs(self, group: str, texts: Sequence[str]) -> list[Receipt | None]:
+        """As `check_all`, with one receipt for records that were leased together and stand in order."""
         receipts: list[Receipt | None] = []
         known = ""  # the signed part of the text before
-        run: _Run | None = None
-        for text in texts:
-            signed, _, index = text.rpartition(".")
+        run: Receipt | None = None
+        at = 0
+        while at < len(texts):
+            signed, _, index = texts[at].rpartition(".")
             if signed != known:
                 known, run = signed, self._run(group, signed)
-            if run is not None and (at := _INDEXES.get(index, run.size)) < run.size:
-                topic_id, partition, offset, attempt, until_ms, epoch = run.first
-                receipts.append(_new(Receipt, (topic_id, partition, offset + at, attempt, until_ms, epoch)))
+            if run is not None and (first := _INDEXES.get(index, run.size)) < run.size:
+                count = _count_in_order(texts, at, signed, first, run.size)
+                receipts.append(run._replace(offset=run.offset + first, size=count))
+                at += count
             else:
-                receipts.append(self._single(group, text))
+                receipts.append(self._single(group, texts[at]))
+                at += 1
         return receipts
 
-    def _run(self, group: str, signed: str) -> _Run | None:
+    def _run(self, group: str, signed: str) -> Receipt | None:
         remembered = self._remembered.get(signed)
         if remembered is not None and remembered[0] == group:
             return remembered[1]
         fields = self._checked(group, signed, _RUN)
         if fields is None:
             return None
-        run = _Run(Receipt(*fields[:-1]), fields[-1])
+        run = Receipt(*fields)
         self._remember(signed, group, run)
         return run
 
@@ -204,7 +221,24 @@ class Signer:
         hashed.update(body + group.encode())
         return hashed.digest()
 
-    def _remember(self, signed: str, group: str, run: _Run) -> None:
+    def _remember(self, signed: str, group: str, run: Receipt) -> None:
         if len(self._remembered) >= REMEMBERED_MAX:
             self._remembered.clear()
         self._remembered[signed] = group, run
+
+
+def _count_in_order(texts: Sequence[str], start: int, signed: str, first: int, size: int) -> int:
+    """How many texts from `start` on are those of records of one run of this size, the first one at `first` in it, each
+    behind the one before. Most are: they are compared some at a time."""
+    count, begin = 1, f"\n{signed}."  # texts with a line end in them differ: no index has one
+    while True:
+        at, index = start + count, first + count
+        end = min(at + _COMPARED, at + size - index, len(texts))
+        if at >= end or texts[end - 1] != f"{signed}.{index + end - at - 1}":
+            break
+        if ("\n" + "\n".join(texts[at:end])).split(begin) != ["", *_INDEX_TEXTS[index : index + end - at]]:
+            break
+        count += end - at
+    while start + count < len(texts) and first + count < size and texts[start + count] == f"{signed}.{first + count}":
+        count += 1
+    return count

@@ -99,7 +99,8 @@ def outcome_of(request: web.BaseRequest, status: int) -> Outcome:
 
 
 def _known(request: web.Request, parameters: frozenset[str]) -> Mapping[str, object]:
-    return {name: text for name, text in request.query.items() if name in parameters}
+    query = request.query if request.query_string else {}
+    return {name: text for name, text in query.items() if name in parameters}
 
 
 def _fields(body: bytes) -> Mapping[str, object]:

@@ -348,13 +348,17 @@ class Connection(web.RequestHandler):
         if not self._reading_paused and not self._buffer_paused:
             self._resume_transport_reading()
 
-    def _take_in(self, data: bytes) -> None:
-        """What has come, or was held back."""
+    def _take_in(self, data: bytes, *, is_late: bool = False) -> None:
+        """What has come, or was held back (`is_late`: for a turn of the event loop)."""
         if self._taken is not None or self._held:
             self._hold(data)
             return
         if self._coming is not None:
             self._come(data)
+            return
+        if not is_late and self._is_turning():
+            self._held = data  # without a pause of reading: two calls of the transport for so short a time
+            self._loop.call_soon(self._go_on)
             return
         found, fast_path = None, self._fast_path
         if fast_path is not None and self._is_between_requests and self._is_idle():
@@ -386,6 +390,16 @@ class Connection(web.RequestHandler):
             or self._paused
             or self._close
             or self._force_close
+        )
+
+    def _is_turning(self) -> bool:
+        """Whether aiohttp has answered a request, and waits for another in the next turn of the event loop. A client
+        that is quick, and whose first request was not for the fast path, would have none for it otherwise."""
+        return (
+            self._waiter is None
+            and self._fast_path is not None
+            and self._is_between_requests
+            and not (self._request_in_progress or self._messages or self._close or self._force_close)
         )
 
     def _come(self, data: bytes) -> None:
@@ -548,17 +562,18 @@ class Connection(web.RequestHandler):
     def _go_on(self) -> None:
         """Take what was held back for others' turn."""
         if self._held and self._taken is None:
-            self._release()
+            self._release(is_late=True)
 
     def _hold(self, data: bytes) -> None:
         self._held += data
         if not self._buffer_paused:
             self._pause_reading_for_buffer()
 
-    def _release(self) -> None:
+    def _release(self, *, is_late: bool = False) -> None:
         held, self._held = self._held, b""
-        self._resume_reading_for_buffer()
-        self._take_in(held)
+        if self._buffer_paused:
+            self._resume_reading_for_buffer()
+        self._take_in(held, is_late=is_late)
 
     def _process_keepalive(self) -> None:
         """aiohttp's end of an idle connection. One whose request is in the fast path, or coming, is not idle."""

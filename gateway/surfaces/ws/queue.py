@@ -401,6 +401,6 @@ class Queue:
         if not acked.cancelled() and (error := acked.exception()) is not None:
             log.warning("group=%s could not ack, the records come again: %s", self.group, error)
 
-    def _done(self, lease: Lease) -> None:
-        self.ledger.returned(1, lease.byte_count)
+    def _done(self, leases: Sequence[Lease]) -> None:
+        self.ledger.returned(len(leases), sum([lease.byte_count for lease in leases]))
         self._changed.set()

@@ -14,7 +14,7 @@ def message(offset: int, *, partition: int = 0, until_ms: int = 100) -> Delivere
 
 def holding(*messages: Delivered, frame: int = 0) -> tuple[Leases, list[Lease]]:
     done: list[Lease] = []
-    leases = Leases(done.append)
+    leases = Leases(done.extend)
     leases.took(messages, [10] * len(messages), frame)
     return leases, done
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -16,7 +16,6 @@ from gateway.groups.coordinator import receiving
 from gateway.groups.coordinator.context import STRETCH_PARTITIONS, Context
 from gateway.groups.coordinator.offsets import FEW, Offsets
 from gateway.groups.coordinator.receiving import PROMISING_MAX
-from gateway.groups.coordinator.search import Lane
 from gateway.groups.machines.errors import GroupFull
 from gateway.groups.machines.progress import PartitionKey, Start
 from gateway.groups.machines.subscription import Subscription
@@ -113,23 +112,25 @@ async def test_a_reset_of_all_partitions_is_one_event() -> None:
 
 
 async def test_who_waits_is_woken_by_any_partition_and_looks_at_no_other() -> None:
-    looked: list[Lane] = []
-
-    async def bounds(self: receiving.Receiving, lane: Lane, of: Callable[..., Awaitable[Bounds]]) -> Bounds:
-        looked.append(lane)
-        return await of(self, lane)
+    looked: set[int] = set()
 
     async with world(partitions=300) as made:
+        records = made.groups._context.records
+        plain = records.bounds
+
+        def bounds(topic: str, partition: int) -> Awaitable[Bounds]:
+            looked.add(partition)
+            return plain(topic, partition)
+
         waiting = asyncio.ensure_future(receive(made, wait_ms=60_000))
         await until(lambda: bool(made.groups._context.tail_watcher._topics))
         for _ in range(50):
             await asyncio.sleep(0)
-        plain = receiving.Receiving._bounds
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(receiving.Receiving, "_bounds", lambda self, lane: bounds(self, lane, plain))
+            patch.setattr(records, "bounds", bounds)
             await made.send(b"1", partition=288)
             assert values(await asyncio.wait_for(waiting, WOKEN_S)) == [b"1"]
-        assert {lane.partition for lane in looked} == {288}
+        assert looked == {288}
         assert made.groups._context.tail_watcher._topics == {}
         assert made.store._watching == {}
 
@@ -163,14 +164,15 @@ async def test_receives_of_many_partitions_take_turns() -> None:
 
     async with world(partitions=2 * STRETCH_PARTITIONS) as made:
         await receive(made)
-        plain = receiving.Receiving._bounds
+        records = made.groups._context.records
+        plain = records.bounds
 
-        async def bounds(self: receiving.Receiving, lane: Lane) -> Bounds:
+        def bounds(topic: str, partition: int) -> Awaitable[Bounds]:
             looked_per_go[-1] += 1
-            return await plain(self, lane)
+            return plain(topic, partition)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(receiving.Receiving, "_bounds", bounds)
+            patch.setattr(records, "bounds", bounds)
             receives = asyncio.gather(*(receive(made) for _ in range(10)))
             while not receives.done():
                 await asyncio.sleep(0)

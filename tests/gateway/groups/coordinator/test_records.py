@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+
 import pytest
 
 from gateway.groups.coordinator.records import Decoded, RecordReader, size_of
@@ -63,4 +65,4 @@ def test_the_size_of_a_record_is_its_key_value_and_headers() -> None:
 
 
 def test_an_entry_knows_where_it_ends() -> None:
-    assert Decoded(5, 0, True, False, [], 0).next_offset == 5
+    assert Decoded(5, 0, True, False, [], 0, array("q", [0])).next_offset == 5

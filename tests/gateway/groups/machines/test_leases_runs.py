@@ -32,6 +32,21 @@ def runs_of(count: int) -> Iterator[None]:
         yield
 
 
+def in_runs(receipts: list[Receipt]) -> list[Receipt]:
+    """The same, as clients' texts of runs are read: one for those that stand in order."""
+    runs: list[Receipt] = []
+    for receipt in receipts:
+        if (
+            runs
+            and receipt._replace(offset=0) == runs[-1]._replace(offset=0, size=1)
+            and (receipt.offset == runs[-1].offset + runs[-1].size)
+        ):
+            runs[-1] = runs[-1]._replace(size=runs[-1].size + 1)
+        else:
+            runs.append(receipt)
+    return runs
+
+
 class Twins(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
@@ -85,7 +100,9 @@ class Twins(RuleBasedStateMachine):
             )
         )  # fmt: skip
         self.write(events)
-        self.given += leases
+        self.given += [
+            Lease(at, one.attempt, one.until_ms) for one in leases for at in range(one.offset, one.offset + one.size)
+        ]
 
     def draw(self, data: st.DataObject) -> list[Receipt]:
         if data.draw(st.booleans()):  # those of one receive, or of many
@@ -93,13 +110,15 @@ class Twins(RuleBasedStateMachine):
             leases = self.given[at : at + data.draw(st.integers(1, 12))]
         else:
             leases = data.draw(st.lists(st.sampled_from(self.given), max_size=6))
-        return [Receipt(16, 0, offset, attempt, until_ms, 0) for offset, attempt, until_ms in leases]
+        return [Receipt(16, 0, lease.offset, lease.attempt, lease.until_ms, 0) for lease in leases]
 
     @precondition(lambda self: self.given)
     @rule(data=st.data())
     def ack(self, data: st.DataObject) -> None:
         receipts = self.draw(data)
-        self.decide(self.both(lambda one: one.decide_ack(receipts, self.now_ms)))
+        decision = self.both(lambda one: one.decide_ack(receipts, self.now_ms))
+        assert self.both(lambda one: one.decide_ack(in_runs(receipts), self.now_ms)) == decision
+        self.decide(decision)
 
     @precondition(lambda self: self.given)
     @rule(data=st.data(), delay_ms=st.none() | st.integers(0, 100), reason=st.sampled_from(["", "no"]))
@@ -117,7 +136,9 @@ class Twins(RuleBasedStateMachine):
     @rule(data=st.data())
     def give_back(self, data: st.DataObject) -> None:
         receipts = self.draw(data)
-        self.decide(self.both(lambda one: one.decide_give_back(receipts, self.now_ms)))
+        decision = self.both(lambda one: one.decide_give_back(receipts, self.now_ms))
+        assert self.both(lambda one: one.decide_give_back(in_runs(receipts), self.now_ms)) == decision
+        self.decide(decision)
 
     @precondition(lambda self: self.given)
     @rule(data=st.data())
@@ -200,7 +221,8 @@ def test_a_receive_is_runs_and_acks_leave_nothing(count: int) -> None:
         (first, min(first + RUN, 7 + count)) for first in range(7, 7 + count, RUN)
     ]
     assert not state.records
-    receipts = [Receipt(16, 0, *lease, 0) for lease in leases]
+    (lease,) = leases
+    receipts = Receipt(16, 0, lease.offset, lease.attempt, lease.until_ms, 0, lease.size).each()
     for receipt in reversed(receipts):
         (settled,) = machine.decide_ack([receipt], 1).events
         machine.apply(settled)
@@ -211,7 +233,8 @@ def test_a_run_that_is_extended_again_and_again_stays_one_and_takes_no_more_memo
     machine = PartitionLeases("g", 16, 0, CONFIG)
     leases, events = machine.decide_receive((), range(8), fetched_to=8, limit=8, invisible_ms=100, now_ms=0)
     machine.apply(events[0])
-    receipts = [Receipt(16, 0, *lease, 0) for lease in leases]
+    (lease,) = leases
+    receipts = Receipt(16, 0, lease.offset, lease.attempt, lease.until_ms, 0, lease.size).each()
     for now_ms in range(300):
         (moved,) = machine.decide_extend(receipts, 100, now_ms).events
         machine.apply(moved)

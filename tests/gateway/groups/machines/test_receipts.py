@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 
 import pytest
 from hypothesis import given
@@ -32,6 +33,7 @@ RECEIPT = Receipt(16, 3, 2**40, 2, 1_767_225_600_000, 7)
         st.integers(0, 2**32 - 1),
         st.integers(0, 2**63 - 1),
         st.integers(0, 2**63 - 1),
+        st.just(1),
     ),
     group=st.text(max_size=20),
 )
@@ -89,11 +91,33 @@ def test_a_place_is_one_of_its_run_in_one_spelling() -> None:
 
 @given(st.lists(st.builds(
     Receipt, st.integers(16, 17), st.integers(0, 1), st.integers(0, 6), st.integers(1, 2), st.integers(5, 6),
-    st.integers(7, 8),
+    st.integers(7, 8), st.just(1),
 ), max_size=12))  # fmt: skip
 def test_receipts_of_any_order_and_kind_read_back_in_their_order(wanted: list[Receipt]) -> None:
     texts = Signer([KEY]).sign_all("billing", wanted)
     assert Signer([KEY]).check_all("billing", texts) == wanted
+
+
+@given(data=st.data())
+def test_receipts_of_a_long_run_read_back_in_any_order(data: st.DataObject) -> None:
+    offsets = list(range(300))
+    for _ in range(data.draw(st.integers(0, 3))):
+        at, other = (data.draw(st.integers(0, 299)) for _ in range(2))
+        offsets[at] = offsets[other]
+    texts = Signer([KEY]).sign_all("billing", [RECEIPT._replace(offset=0, size=300)])
+    signer, chosen = Signer([KEY]), [texts[offset] for offset in offsets]
+    assert [one and one.offset for one in signer.check_all("billing", chosen)] == offsets
+    in_order = 1 + sum(after != before + 1 for before, after in itertools.pairwise(offsets))
+    assert len(signer.check_runs("billing", chosen)) == in_order
+
+
+@pytest.mark.parametrize("glue", ["\n", "", '","'])
+def test_texts_that_look_like_receipts_only_when_they_are_joined_are_none(glue: str) -> None:
+    texts = Signer([KEY]).sign_all("billing", [RECEIPT._replace(size=100)])
+    for first, last in ((1, 2), (40, 41), (97, 98)):
+        glued = [*texts[:first], glue.join(texts[first : last + 1]), *texts[last + 1 :], ""]
+        found = Signer([KEY]).check_all("billing", glued)
+        assert [at for at, one in enumerate(found) if one is None] == [first, len(glued) - 1]
 
 
 def test_a_run_has_so_many_records_at_most() -> None:

@@ -91,7 +91,7 @@ class TopicLeasesModel(RuleBasedStateMachine):
             leases, events = machine.decide_receive(
                 old, fresh, fetched_to=first + len(fresh), limit=limit, invisible_ms=30, now_ms=self.now_ms
             )
-        self.receipts += [Receipt(16, partition, *lease, own.epoch) for lease in leases]
+        self.receipts += [Receipt(16, partition, *lease[:3], own.epoch) for lease in leases]
         self.write(events)
 
     @precondition(lambda self: self.receipts)

@@ -892,3 +892,27 @@ async def test_the_fast_path_is_open_over_tls(taken: list[bytes], tmp_path: Path
             assert (await answer(reader))[0].startswith("HTTP/1.1 200")
         writer.close()
     assert taken == [ONE, ONE]
+
+
+async def test_what_follows_an_ordinary_answer_at_once_takes_the_lane(
+    taken: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gateway, _ = await orders()
+    following = [request(ONE)]
+    finish = Connection.finish_response
+
+    async def finish_and_hear(self: Connection, *args: Any) -> tuple[Any, bool]:
+        finished = await finish(self, *args)
+        if following:  # a turn of the event loop before aiohttp waits for the next request
+            asyncio.get_running_loop().call_soon(self.data_received, following.pop())
+        return finished
+
+    monkeypatch.setattr(Connection, "finish_response", finish_and_hear)
+    async with served(gateway) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(request(ONE, ORDINARY))
+        async with asyncio.timeout(PATIENCE_S):
+            statuses = [(await answer(reader))[0].split("\r\n")[0] for _ in range(2)]
+        writer.close()
+    assert taken == [ONE]
+    assert statuses[1] == "HTTP/1.1 200 OK"
