@@ -184,7 +184,7 @@ class LightNames:
         own_at = rows_at + first_row * _INDEX.size
         for name_index in struct.unpack_from(f">{end_row - first_row}I", block, own_at):
             if block[name_starts[name_index] : name_starts[name_index + 1]] == name:
-                (first,) = _OFFSET.unpack_from(block, _COUNTS.size + name_index * _OFFSET.size)
+                first: int = _OFFSET.unpack_from(block, _COUNTS.size + name_index * _OFFSET.size)[0]
                 if block.find(_INDEX.pack(name_index), rows_at, own_at) < 0:  # the usual case: nothing to count
                     return offset == first
                 return offset == first + struct.unpack_from(f">{first_row}I", block, rows_at).count(name_index)
