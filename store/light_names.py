@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import struct
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import NamedTuple
@@ -31,7 +31,8 @@ from store.limits import LIGHT_NAME_BYTES_MAX, LIGHT_NAMES_MAX
 from store.types import Buffer
 
 _COUNTS = struct.Struct(">II")
-_FIRST_OFFSET_BYTES = 8
+_OFFSET = struct.Struct(">q")
+_INDEX = struct.Struct(">I")
 NOT_ASSIGNED = -1
 
 
@@ -96,7 +97,7 @@ class LightNames:
         if self._names is not None:
             return self._names
         name_count, _ = _COUNTS.unpack_from(self.block)
-        lengths_at = _COUNTS.size + name_count * _FIRST_OFFSET_BYTES
+        lengths_at = _COUNTS.size + name_count * _OFFSET.size
         lengths = self.block[lengths_at : lengths_at + name_count]
         names_at = len(self.block) - sum(lengths)
         return [self.block[at:end] for at, end in pairwise(accumulate(lengths, initial=names_at))]
@@ -174,15 +175,20 @@ class LightNames:
 
     def has(self, row: LightRow) -> bool:
         """Whether a record has this offset in this light queue."""
-        index_of, counts, indexes, first_offsets = _opened(self.block)
         record_index, name, offset = row
-        name_index = index_of.get(name)
-        if name_index is None or not 0 <= record_index < len(counts):
+        block = self.block  # an entry may have thousands of names: only those of this record are looked at
+        name_starts, row_starts, rows_at = _opened(block)
+        if not 0 <= record_index < len(row_starts) - 1:
             return False
-        at = sum(counts[:record_index])
-        if name_index not in indexes[at : at + counts[record_index]]:
-            return False
-        return offset == first_offsets[name_index] + indexes[:at].count(name_index)
+        first_row, end_row = row_starts[record_index : record_index + 2]
+        own_at = rows_at + first_row * _INDEX.size
+        for name_index in struct.unpack_from(f">{end_row - first_row}I", block, own_at):
+            if block[name_starts[name_index] : name_starts[name_index + 1]] == name:
+                first: int = _OFFSET.unpack_from(block, _COUNTS.size + name_index * _OFFSET.size)[0]
+                if block.find(_INDEX.pack(name_index), rows_at, own_at) < 0:  # the usual case: nothing to count
+                    return offset == first
+                return offset == first + struct.unpack_from(f">{first_row}I", block, rows_at).count(name_index)
+        return False
 
     def by_record(self) -> tuple[bytes, Sequence[int]]:
         """How many names each record has, and the index of each in `names`, record after record."""
@@ -191,14 +197,19 @@ class LightNames:
     def _rows(self, names: Sequence[bytes]) -> tuple[bytes, Sequence[int]]:
         """How many names each record has, and the index of each in `names`."""
         name_count, row_count = _COUNTS.unpack_from(self.block)
-        counts_at = _COUNTS.size + name_count * (_FIRST_OFFSET_BYTES + 1)
+        counts_at = _COUNTS.size + name_count * (_OFFSET.size + 1)
         indexes_at = len(self.block) - sum(map(len, names)) - 4 * row_count
         return self.block[counts_at:indexes_at], struct.unpack_from(f">{row_count}I", self.block, indexes_at)
 
 
 @lru_cache(maxsize=2)
-def _opened(block: bytes) -> tuple[Mapping[bytes, int], bytes, Sequence[int], Sequence[int]]:
-    """What `has` looks at: the readers of many queues look into one entry, one after the other."""
-    light = LightNames(block)
-    names = light.names
-    return {name: index for index, name in enumerate(names)}, *light._rows(names), light.first_offsets
+def _opened(block: bytes) -> tuple[Sequence[int], Sequence[int], int]:
+    """What `has` looks at: where each name begins, which row is the first of each record, with the end of the last one
+    behind them, and where the rows begin. The readers of many queues look into one entry, one after the other."""
+    name_count, row_count = _COUNTS.unpack_from(block)
+    lengths_at = _COUNTS.size + name_count * _OFFSET.size
+    counts_at = lengths_at + name_count
+    lengths = block[lengths_at:counts_at]
+    names_at = len(block) - sum(lengths)
+    rows_at = names_at - row_count * _INDEX.size
+    return list(accumulate(lengths, initial=names_at)), list(accumulate(block[counts_at:rows_at], initial=0)), rows_at

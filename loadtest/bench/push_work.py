@@ -32,8 +32,8 @@ SINGLES_A_FRAME = 500
 FAN_OUT_BATCH = 100
 FAN_OUT_BATCHES = 60
 TIMEOUT_S = 120.0
-_PING = 0x9
-"""An opcode; see RFC 6455."""
+_CLOSE, _PING = 0x8, 0x9
+"""Opcodes; see RFC 6455."""
 
 SETTLE_S = 1.0
 """Until what a thousand handshakes left behind is gone."""
@@ -96,6 +96,9 @@ class Frames(asyncio.Protocol):
         self._decode = decode
         self.byte_count = 0
         self.last = b""
+        self.closed_with: bytes | None = None
+        """The status code and reason that the server ended the socket with."""
+
         self.is_open = asyncio.get_running_loop().create_future()
         self._on_frame = on_frame
         self._buffer = bytearray()
@@ -133,6 +136,10 @@ class Frames(asyncio.Protocol):
                 size, start = int.from_bytes(buffer[at + 2 : at + 10], "big"), at + 10
             if len(buffer) < start + size:
                 break
+            if buffer[at] & 0x0F == _CLOSE:
+                self.closed_with = bytes(buffer[start : start + size])
+                self._transport.close()
+                return
             if buffer[at] & 0x0F == _PING:
                 self._transport.write(bytes([0x8A, 0x80 | size]) + bytes(4) + buffer[start : start + size])
                 at = start + size

@@ -34,7 +34,7 @@ from loadtest.bench.parts import ALIGNMENT, HEADINGS, Goal, Part, Row, cells, ro
 from loadtest.bench.payloads import JSON_TYPE
 from loadtest.bench.push_latency import Latency, PushPath
 from loadtest.bench.push_work import Frames, connect
-from loadtest.bench.request import Request
+from loadtest.bench.request import Request, RunFailed
 from loadtest.process import Running, end_when_told, running_server
 
 RESULTS = Path(__file__).parents[2] / "docs" / "benchmarks"
@@ -49,6 +49,7 @@ ADDRESSES = 8
 """Of this machine, from which sockets come."""
 
 SOCKETS_AT_ONCE = 100
+SUBSCRIBE_TIMEOUT_S = 120.0
 SETTLE_S = 2.0
 MiB, KiB = 1024 * 1024, 1024
 SETTINGS = """
@@ -214,8 +215,7 @@ async def _inboxes(ours: Running, count: int, options: Options) -> tuple[float, 
     for number, socket in enumerate(sockets):
         subscribe = {"op": "subscribe", "sub": "s", "topics": ["bench"], "queue": f"user/{number}", "credit": 100}
         socket.say({"id": 1, **subscribe})
-    while any(socket.count < 2 for socket in sockets):  # noqa: ASYNC110 - the answer, and caught_up
-        await asyncio.sleep(0.1)
+    await _all_subscribed(sockets)
     await asyncio.sleep(SETTLE_S)
     memory = (ours.rss_bytes() - before_bytes) / count
     await path.run(RATE, options.scale * RUN_S / 5)  # what is made once is not counted
@@ -223,6 +223,18 @@ async def _inboxes(ours: Running, count: int, options: Options) -> tuple[float, 
     for socket in sockets:
         socket.close()
     return memory, latency
+
+
+async def _all_subscribed(sockets: Sequence[Frames]) -> None:
+    """Wait for the answer and `caught_up` of each. Raises RunFailed when one is refused, or when they take too long."""
+    until_s = time.monotonic() + SUBSCRIBE_TIMEOUT_S
+    while waiting := [socket for socket in sockets if socket.count < 2]:
+        refused = [socket.last for socket in waiting if b'"ok":false' in socket.last]
+        closed = [socket.closed_with for socket in waiting if socket.closed_with is not None]
+        if refused or closed or time.monotonic() > until_s:
+            why = (refused or closed or [b"no answer"])[0].decode(errors="replace")
+            raise RunFailed(f"{len(waiting)} of {len(sockets)} sockets have no subscription: {why}")
+        await asyncio.sleep(0.1)
 
 
 PARTS: dict[str, Callable[[Options], Awaitable[list[Row]]]] = {

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from store.light_names import NOT_ASSIGNED, LightNames, LightRow
 from store.limits import LIGHT_NAME_BYTES_MAX, LIGHT_NAMES_MAX
 
 NAMES = st.binary(min_size=1, max_size=LIGHT_NAME_BYTES_MAX).filter(lambda name: 0 not in name)
+FEW_NAMES = (b"a", b"b", b"aa", b"ab", b"ba")
+"""Of which some begin others, end to end."""
 RECORDS = st.lists(st.lists(NAMES, max_size=4, unique=True), max_size=6)
 
 
@@ -44,6 +48,16 @@ def test_each_name_counts_on_from_its_first_offset() -> None:
     assert assigned.has(LightRow(3, b"a", 8))
     for other in (LightRow(2, b"a", 8), LightRow(3, b"b", 8), LightRow(3, b"a", 7)):
         assert not assigned.has(other)
+
+
+@given(records=st.lists(st.lists(st.sampled_from(FEW_NAMES), max_size=4, unique=True), min_size=1, max_size=8))
+def test_a_batch_has_its_rows_and_no_other(records: list[list[bytes]]) -> None:
+    light = LightNames.of(records)
+    assume(light is not None)
+    assert light is not None
+    assigned = light.assigned([3 * number for number in range(len(light.names))])
+    possible = set(itertools.product(range(-1, len(records) + 1), [*FEW_NAMES, b"none", b""], range(30)))
+    assert {row for row in possible if assigned.has(LightRow(*row))} == set(assigned.rows())
 
 
 def test_the_most_and_longest_names_fit() -> None:
