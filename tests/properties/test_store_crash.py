@@ -53,9 +53,7 @@ from tests.properties.torture import (
 from tests.simdisk import SimDisk
 from tests.store.kit import abandon
 
-STATES = int(os.environ.get("MQ_TORTURE_STATES", "3000"))
-"""Of the mutants that this file is to kill (tests/crash/test_mutants.py), the last to die does so at state 2,143."""
-
+STATES = int(os.environ.get("MQ_TORTURE_STATES", "6000"))
 FIRST_SEED = int(os.environ.get("MQ_TORTURE_SEED", "1"))
 
 
