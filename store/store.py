@@ -104,8 +104,8 @@ INLINE_READ_BYTES_MAX = 1 * MiB
 UNITS_PER_READ_MAX = 16 * UNITS_PER_LOOK_UP
 """Index units a filtered read passes over before it answers that nothing matched so far."""
 
-TAIL_QUIET_S = 20.0
-"""After so long without an append to a topic of users, entries are no longer kept in memory for readers at the tail."""
+TAIL_KEPT_S = 20.0
+"""So long, and at most twice as long, entries are kept in memory for readers at the tail."""
 
 TAIL_ENTRIES_PER_STEP = 256
 """Of those that are freed then, in one turn of the event loop."""
@@ -386,7 +386,7 @@ class Store:
             asyncio.create_task(self._writer.run(), name="mq-store-writer"),
             asyncio.create_task(self._checkpoint_now_and_then(), name="mq-store-checkpoint"),
             asyncio.create_task(self._expire_now_and_then(), name="mq-store-retention"),
-            asyncio.create_task(self._forget_quiet_tail(), name="mq-store-tail"),
+            asyncio.create_task(self._forget_old_tail(), name="mq-store-tail"),
         ]
         for task in self._tasks:
             task.add_done_callback(_log_failure)
@@ -809,15 +809,17 @@ class Store:
         del self._tail[oldest.position]
         self._tail_bytes -= oldest.size
 
-    async def _forget_quiet_tail(self) -> None:
-        """Give memory back: an idle server has caught up, and what is asked for again is in the system's cache."""
+    async def _forget_old_tail(self) -> None:
+        """Give memory back: what follows the log closely has long read these, and the system's cache has them."""
         while True:
-            newest = self._tail_order[-1] if self._tail_order else None
-            await asyncio.sleep(TAIL_QUIET_S)
-            while self._tail_order and self._tail_order[-1] is newest:
-                for _ in range(min(len(self._tail_order), TAIL_ENTRIES_PER_STEP)):
-                    self._forget_oldest()
-                await asyncio.sleep(0)
+            old_end = self._published_position
+            await asyncio.sleep(TAIL_KEPT_S)
+            count = 0
+            while self._tail_order and self._tail_order[0].position < old_end:
+                self._forget_oldest()
+                count += 1
+                if count % TAIL_ENTRIES_PER_STEP == 0:
+                    await asyncio.sleep(0)
 
     # ---- reading -------------------------------------------------------------------------------------------------
 

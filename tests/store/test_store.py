@@ -174,9 +174,9 @@ async def test_what_was_applied_when_it_was_written_is_not_kept_in_memory_for_re
         assert await values_of(store, OFFSETS_QUEUE) == [b"an event"]
 
 
-async def test_after_some_quiet_nothing_is_kept_in_memory_for_readers(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_old_is_not_kept_in_memory_for_readers(monkeypatch: pytest.MonkeyPatch) -> None:
     """32 MiB of an idle server's 150 were this, and small parts of them kept whole arenas of free memory."""
-    monkeypatch.setattr("store.store.TAIL_QUIET_S", 0.2)
+    monkeypatch.setattr("store.store.TAIL_KEPT_S", 0.2)
     monkeypatch.setattr("store.store.TAIL_ENTRIES_PER_STEP", 7)
     async with opened(SimDisk()) as store:
         queue = await queue_of(store)
