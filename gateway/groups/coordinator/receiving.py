@@ -39,7 +39,7 @@ from gateway.groups.machines.config import BROADCAST
 from gateway.groups.machines.copies import check_group_name, origin_of, retry_topic, shown_headers
 from gateway.groups.machines.errors import GroupActive, GroupError, GroupFull, IllegalRequest
 from gateway.groups.machines.events import LeasesBegun
-from gateway.groups.machines.leases import PartitionLeases
+from gateway.groups.machines.leases import Lease, PartitionLeases, Verdict
 from gateway.groups.machines.progress import POSITION_BYTES, PartitionKey, Start
 from gateway.groups.machines.receipts import Receipt, Signer
 from gateway.groups.machines.subscription import TOPICS_MAX
@@ -470,7 +470,9 @@ class Receiving:
             cancelled: asyncio.CancelledError | None = None
             try:
                 await context.write(events, flushed=False)
-            except asyncio.CancelledError as error:  # it is written all the same
+            except asyncio.CancelledError as error:
+                if not _are_leased(lane.key, context.table.leases(group, lane.key), leased, now_ms):
+                    raise  # nothing was written: another consumer may lease them, and keeps them
                 cancelled = error
         parts = [(part, lease.attempt, lease.until_ms) for lease in leased for part in found.parts_of(lease)]
         taken += self._delivered(group, lane, leases.epoch, parts)
@@ -579,6 +581,14 @@ class Receiving:
             await waiter
         finally:
             timer.cancel()
+
+
+def _are_leased(key: PartitionKey, leases: PartitionLeases | None, leased: Sequence[Lease], now_ms: int) -> bool:
+    """Whether leases that were decided are in force, all or none. For who has the turn of the partition's leases."""
+    if leases is None:
+        return False
+    receipts = [Receipt(*key, one.offset, one.attempt, one.until_ms, leases.epoch) for one in leased[:1]]
+    return leases.verdicts(receipts, now_ms) == [Verdict.OK]
 
 
 def _backlog_of(queue: TopicLeases | None, lane: Lane, bounds: Bounds) -> int:

@@ -142,6 +142,23 @@ async def test_every_await_of_a_receive_may_be_cancelled() -> None:
                 assert again == ()
 
 
+async def test_a_receive_cancelled_before_its_leases_are_written_takes_none_from_who_comes_next() -> None:
+    """It gave back what it had only decided: by then the lease of another consumer, whose record went out twice."""
+    async with world(partitions=1) as made:
+        assert await receive(made) == ()  # the group begins
+        await made.send(b"1")
+        with made.groups.belonging.leaving(G):  # writes wait
+            first = asyncio.ensure_future(receive(made))
+            await asyncio.sleep(0.05)
+            second = asyncio.ensure_future(receive(made))
+            await asyncio.sleep(0.05)
+            first.cancel()
+        await asyncio.wait([first])
+        assert first.cancelled()
+        assert values(await second) == [b"1"]
+        assert await receive(made) == ()
+
+
 async def test_tags_filter_what_a_group_gets_and_the_rest_is_done() -> None:
     async with world(partitions=1) as made:
         for number in range(6):
