@@ -46,6 +46,7 @@ TESTED_THROUGH_OTHERS = {
     "gateway.main.clustering": "gateway/cluster/test_served.py",
     "gateway.main.joined": "gateway/cluster/test_served.py",
     "gateway.main.storeless": "gateway/main/test_workers.py",
+    "gateway.routing.light": "gateway/surfaces/native/test_light.py",
     "gateway.surfaces.http.gathering": "gateway/cluster/test_served.py",
     "gateway.surfaces.ws.elsewhere": "gateway/cluster/test_served.py",
     "gateway.main.group_moves": "gateway/cluster/test_served.py",

@@ -19,6 +19,7 @@ from gateway.api.shapes.answers import Worker
 from gateway.api.shapes.commands import Nack, Reject
 from gateway.api.shapes.groups import AckReceipts, ExtendBody, NackBody, RejectBody
 from gateway.api.workers import POLLED_GROUPS_MAX, Pollers
+from gateway.groups.machines.copies import place_name
 from gateway.groups.protocol import LEASE_OVER, Delivered, Groups, Settled
 from store.clock import Clock
 
@@ -30,9 +31,10 @@ _new = tuple.__new__  # a NamedTuple's own constructor takes twice as long
 
 
 class Lease(NamedTuple):
-    """One record in a consumer's hands. `receipt`: the newest; `frame` and `byte_count`: what its consumer noted."""
+    """One record in a consumer's hands. `place`: the topic, or light queue, in whose offsets it is. `receipt`: the
+    newest; `frame` and `byte_count`: what its consumer noted."""
 
-    topic: str
+    place: str
     partition: int
     offset: int
     until_ms: int
@@ -60,10 +62,10 @@ class Leases:
     def took(self, messages: Sequence[Delivered], sizes: Sequence[int] = (), frame: int = 0) -> None:
         """These go out, in this frame; `sizes` in bytes, where they count."""
         for message, size in zip(messages, sizes or [0] * len(messages), strict=True):
-            receipt, until_ms = message.receipt, message.until_ms
-            self._leases[receipt] = _new(
-                Lease, (message.topic, message.partition, message.offset, until_ms, receipt, frame, size)
-            )
+            receipt, until_ms, place, offset = message.receipt, message.until_ms, message.topic, message.offset
+            if message.queue_offset is not None:
+                place, offset = place_name(place, message.queue), message.queue_offset
+            self._leases[receipt] = _new(Lease, (place, message.partition, offset, until_ms, receipt, frame, size))
             if until_ms < self.next_end_ms:
                 self.next_end_ms = until_ms
 
@@ -104,12 +106,12 @@ class Leases:
         """Their receipts, first ones and newest."""
         return [*self._leases, *self._first_of]
 
-    def up_to(self, topic: str, partition: int, offset: int) -> list[str]:
-        """The receipts of a partition's records up to and including this offset."""
+    def up_to(self, place: str, partition: int, offset: int) -> list[str]:
+        """The receipts of a partition's records, or of its light queue's, up to and including this offset."""
         return [
             lease.receipt
             for lease in self._leases.values()
-            if lease.offset <= offset and (lease.topic, lease.partition) == (topic, partition)
+            if lease.offset <= offset and (lease.place, lease.partition) == (place, partition)
         ]
 
     def sweep(self, now_ms: int) -> None:

@@ -11,52 +11,26 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from heapq import nsmallest
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 from gateway.api.read import out_of_range
 from gateway.api.turns import few_a_turn
 from gateway.auth.access import Access, Permission, forbidden
 from gateway.codec.records import parse_light_name, render_record
 from gateway.groups.protocol import Groups
-from gateway.routing.base import Route, Routes, TopicView
-from store.errors import NoLightQueues, StoreError
+from gateway.routing.base import Routes, TopicView
+from gateway.routing.light import light_route
+from store.errors import StoreError
 from store.limits import MiB
 from store.record_batch import DecodedRecord, decode
 from store.turns import others_turn
-from store.types import Bounds, Entry, LightRead, LightRecord, QueueKey
+from store.types import Bounds, Entry, LightRead, LightRecord
 
 PARTITIONS_A_TURN = 64
 """Partitions looked at between two turns of the event loop: some 20 us each."""
 
 KEPT_ENTRY_BYTES_MAX = 1 * MiB
 """Of an entry whose records are kept for the next reader."""
-
-
-@runtime_checkable
-class LightQueues(Protocol):
-    """What a broker can do with light queues. `store.store.Store` says what its methods do."""
-
-    def light_bounds(self, queue: QueueKey, name: bytes) -> Bounds:
-        """See `Store.light_bounds`."""
-        ...
-
-    async def read_light(
-        self, queue: QueueKey, name: bytes, offset: int, *, max_records: int, max_bytes: int
-    ) -> LightRead:
-        """See `Store.read_light`."""
-        ...
-
-    def light_names(self, queue: QueueKey, prefix: bytes, *, after: bytes, count: int) -> list[bytes]:
-        """See `Store.light_names`."""
-        ...
-
-    def note_light(self) -> None:
-        """See `Store.note_light`."""
-        ...
-
-    def watch_light(self, queue: QueueKey, name: bytes, wake: Callable[[], None]) -> Callable[[], None]:
-        """See `Store.watch_light`."""
-        ...
 
 
 class Found(NamedTuple):
@@ -66,15 +40,6 @@ class Found(NamedTuple):
     """With their partitions."""
 
     next_offsets: Mapping[int, int]
-
-
-def light_route(routes: Routes, topic: str, partition: int) -> tuple[Route, LightQueues]:
-    """Where the light queues of a partition are. Raises NoLightQueues where they could not be read, UnknownQueue."""
-    chain = routes.chain(topic, partition)
-    route = chain[0]
-    if len(chain) > 1 or route.logical_start or route.physical_start or not isinstance(route.broker, LightQueues):
-        raise NoLightQueues(f"partition {partition} of topic {topic} is, or was, on another broker: no light queues")
-    return route, route.broker
 
 
 class LightReader:
@@ -240,3 +205,12 @@ def check_light(access: Access, topic: str, name: str) -> None:
         for scope in access.scopes()[1]:
             if Permission.RECEIVE in scope.permissions and scope.kind != "group" and scope.pattern.startswith(begin):
                 raise forbidden(Permission.RECEIVE, f"{topic}/{name}", None)
+
+
+def check_receives(access: Access, topics: Sequence[str], queue: str | None) -> None:
+    """Raises RequestError unless these topics, or of them this light queue, may be received from."""
+    for topic in topics:
+        if queue is None:
+            access.check(Permission.RECEIVE, topic=topic)
+        else:
+            check_light(access, topic, queue)

@@ -31,7 +31,6 @@ from typing import NamedTuple, Protocol
 import orjson
 
 from gateway.api.errors import error_of
-from gateway.api.light import light_route
 from gateway.api.turns import in_turns
 from gateway.brokers.base import ALONE, Broker
 from gateway.codec.columns import Columns
@@ -51,6 +50,7 @@ from gateway.codec.tags import (
 from gateway.errors import DELAY_ILLEGAL, OFFSET_MOVED, RECORD_TOO_LARGE, SCHEDULE_KEY_TAKEN, RequestError, invalid
 from gateway.routing.base import Route, Routes, Selector, TopicView, UnknownPartition, place_of
 from gateway.routing.holding import await_move, held_until_s
+from gateway.routing.light import light_route
 from gateway.routing.select import SELECTORS
 from gateway.routing.selectors import CustomSelector, Selected
 from gateway.settings.limits import Limits

@@ -59,6 +59,7 @@ def delivered_as_json(message: Delivered, topic_id: int | None) -> dict[str, obj
         ),
         "timestamp": message.timestamp_ms,
         "store_timestamp": message.store_time_ms,
+        **queue_as_json(message),
         "delivery_attempt": message.attempt,
         "receipt": message.receipt,
         "visible_until": message.until_ms,
@@ -66,6 +67,11 @@ def delivered_as_json(message: Delivered, topic_id: int | None) -> dict[str, obj
     if message.message_group is not None:
         item["message_group"] = message.message_group
     return item
+
+
+def queue_as_json(message: Delivered) -> dict[str, object]:
+    """The light queue that a record was received from; nothing where there was none."""
+    return {} if message.queue is None else {"queue": message.queue, "queue_offset": message.queue_offset}
 
 
 def written_in_runs(
@@ -76,12 +82,14 @@ def written_in_runs(
 ) -> list[bytes]:
     """Each as JSON text. What plain records have in common is written once (`form_of`) and filled in for each (`fill`):
     to make an object of each would be a third of what handing records out costs. Plain is what is known to be JSON and
-    has neither headers nor a raw key; all else, and everything where there is no form, goes through `write`."""
+    has neither headers nor a raw key, and is of no light queue; all else, and all where there is no form, goes through
+    `write`."""
     written: list[bytes] = []
     common: object = None
     form: bytes | None = None
     for message in messages:
-        if not message.json_value or message.headers or (message.raw_key and message.key is not None):
+        is_plain = message.json_value and not message.headers and message.queue is None
+        if not is_plain or (message.raw_key and message.key is not None):
             written.append(write(message))
             continue
         own = message.topic, message.partition, message.store_time_ms, message.attempt, message.until_ms

@@ -146,19 +146,22 @@ class GroupCounts(NamedTuple):
 
 
 class LeaseKey(NamedTuple):
-    """What open records are listed by, in order."""
+    """What open records are listed by, in order. `queue`: of the light queue, in whose offsets it is; or empty."""
 
     topic: str
     partition: int
+    queue: str
     offset: int
 
 
 class LeaseView(NamedTuple):
     """An open record of queue mode. `is_leased`: in a consumer's hands until `until_ms`; else it is to be delivered
-    again from then on. `consumer`: who holds a receipt of this delivery, as far as the caller knew."""
+    again from then on. `queue`: as in `LeaseKey`. `consumer`: who holds a receipt of this delivery, as far as
+    the caller knew."""
 
     topic: str
     partition: int
+    queue: str
     offset: int
     attempt: int
     until_ms: int
@@ -186,6 +189,8 @@ class Receive:
 
     `tags` None: all records. `wait_ms`: how long to wait for the first record. `invisible_ms` None: the group's.
     `attempt_id`: a repeated request with the same one gets the records that are still leased to it.
+
+    `queue`: of the topics, the light queue of this name alone; without tags, and begun first or last.
     """
 
     topics: tuple[str, ...]
@@ -197,6 +202,7 @@ class Receive:
     attempt_id: str | None = None
     consumer: str | None = None
     start: StartSpec = Start.FIRST
+    queue: str | None = None
 
 
 class Delivered(NamedTuple):
@@ -204,7 +210,8 @@ class Delivered(NamedTuple):
     first.
 
     `attempt` counts deliveries from 1. `json_value`: value, and key if it is no raw one, are known to be JSON or null.
-    `raw_key`: its topic's keys are raw (store/topics.py).
+    `raw_key`: its topic's keys are raw (store/topics.py). `queue`: the light queue it was received from, and its offset
+    there.
     """
 
     topic: str
@@ -222,6 +229,8 @@ class Delivered(NamedTuple):
     attempt: int
     receipt: str
     until_ms: int
+    queue: str | None = None
+    queue_offset: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +258,8 @@ class Settled(NamedTuple):
 
 class LightOffsets(Protocol):
     """How far groups are in light queues; of a group that is only this, nothing else is kept. What is said last
-    stands. Raises IllegalRequest, UnknownQueue, UnknownPartition."""
+    stands. Where the group has records on lease, nothing is said (GroupActive). Raises IllegalRequest, UnknownQueue,
+    UnknownPartition."""
 
     def committed(self, group: str, topic: str, partition: int, name: str) -> int | None:
         """The next offset that the group reads; None: it has never said."""

@@ -481,3 +481,40 @@ async def test_an_inbox_goes_on_over_a_kill_and_a_device_where_it_was(tmp_path: 
                 await client.send("orders", 1, queues="user/42")
     finally:
         await server.end()
+
+
+async def test_records_of_an_inbox_are_leased_and_tried_again_over_a_kill(tmp_path: Path) -> None:
+    rocksdb = {"MQ_STORE_INDEX": "rocksdb"}
+    server = Server(tmp_path / "data", rocksdb)
+    await server.start()
+    try:
+        async with mq.connect(server.url) as client:
+            await client.topics.create("orders", partitions=1)
+            for value, queue in ((0, "a"), (1, "a"), (2, "b"), (3, "a")):
+                await client.send("orders", value, queues=[queue])
+            workers = client.group("workers")
+            async with workers.queue("orders", queue="a", prefetch=2) as messages:
+                first, second = await messages.get(), await messages.get()
+                assert first is not None
+                assert second is not None
+                assert (first.value, first.queue, first.queue_offset, first.attempt) == (0, "a", 0, 1)
+                await first.nack("100ms")
+                await second.ack()
+                await server.kill()
+                server = Server(tmp_path / "data", rocksdb, port=int(server.url.rpartition(":")[2]))
+                await server.start()
+                got: list[tuple[Any, int]] = []
+                while len(got) < 2:
+                    message = await messages.get()
+                    assert message is not None
+                    got.append((message.value, message.attempt))
+                    await message.ack()
+            assert [value for value, _ in sorted(got)] == [0, 3], "not what was acked, nor what is in another inbox"
+            assert dict(got)[0] >= 2
+            async with workers.queue("orders", queue="b") as messages:
+                other = await messages.get()
+                assert other is not None
+                assert (other.value, other.attempt) == (2, 1)
+                await other.reject("no")
+    finally:
+        await server.end()

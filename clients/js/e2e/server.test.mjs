@@ -445,6 +445,14 @@ test("an inbox goes on over a kill of the server, and a device where it was", as
       assert.equal(next.value, 1, "behind what it has committed");
       const [room] = await collect(mq.inbox(topic, "room/*", { from: "earliest" }), 1);
       assert.deepEqual(room.queues, ["room/7"]);
+      const leased = [];
+      for await (const message of mq.inbox(topic, "user/42", { group: "workers", mode: "queue" })) {
+        leased.push([message.value, message.attempt]);
+        if (leased.length === 1) await message.nack({ delayMs: 0 });
+        else await message.ack();
+        if (leased.length === 3) break;
+      }
+      assert.deepEqual(leased.sort(), [[0, 1], [0, 2], [1, 1]], "one was given back, and came again");
       await mq.close();
     }
   } finally {

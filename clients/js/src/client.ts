@@ -109,7 +109,8 @@ export class Client {
 
   /**
    * The messages of a light queue of a topic: an inbox, a room, or `room/*`, all whose names begin so. It begins at `from`
-   * (default `latest`). With a `group`, which is one device, it goes on where that was, and commits as a stream does.
+   * (default `latest`). With a `group`, which is one device, it goes on where that was, and commits as a stream does;
+   * with `mode: "queue"` the group's messages are on lease, and are settled one by one.
    */
   inbox(topic: string, queue: string, options: Omit<SubscribeOptions, "topics" | "pattern" | "queue"> = {}): Subscription {
     return this.subscribe({ ...options, topics: topic, queue });

@@ -445,7 +445,7 @@ class Group:
     def queue(
         self, topics: str | Sequence[str] = (), *, as_: type[T], pattern: str | None = None, lease: Duration = "30s",
         lease_max: Duration = "12h", prefetch: int | None = None, start: Start | None = None,
-        tags: Iterable[str] | None = None, on_lost: Callable[[Any], object] | None = None,
+        tags: Iterable[str] | None = None, on_lost: Callable[[Any], object] | None = None, queue: str | None = None,
     ) -> Queue[T]: ...  # fmt: skip
 
     @overload
@@ -453,6 +453,7 @@ class Group:
         self, topics: str | Sequence[str] = (), *, as_: None = None, pattern: str | None = None,
         lease: Duration = "30s", lease_max: Duration = "12h", prefetch: int | None = None,
         start: Start | None = None, tags: Iterable[str] | None = None, on_lost: Callable[[Any], object] | None = None,
+        queue: str | None = None,
     ) -> Queue[Any]: ...  # fmt: skip
 
     def queue(
@@ -467,12 +468,14 @@ class Group:
         start: Start | None = None,
         tags: Iterable[str] | None = None,
         on_lost: Callable[[Any], object] | None = None,
+        queue: str | None = None,
     ) -> Queue[Any]:
         """Take messages one by one, each on lease: `async with group.queue("mails") as messages`, then `await
         message.ack()`, `nack(delay)` or `reject(reason)`.
 
         Leases are extended by themselves as long as messages are held here, but no longer than `lease_max`. `prefetch`:
-        how many wait here. `on_lost` gets each message whose lease ended all the same: stop working on it.
+        how many wait here. `on_lost` gets each message whose lease ended all the same: stop working on it. `queue`: of
+        the topics, only this light queue, such as an inbox.
         """
         client = self._client
         lease_s = seconds(lease, "lease")
@@ -480,9 +483,9 @@ class Group:
             raise MqError(f"lease: must be at least 1s, and is {lease!r}")
         return client._subscribed(  # type: ignore[no-any-return]
             Queue[Any](
-                client._connection, client._clock, client._sub(), _what(topics, pattern, tags), decoder(as_),
-                group=self.name, lease_s=lease_s, lease_max_s=seconds(lease_max, "lease_max"), prefetch=prefetch,
-                start=start, on_lost=on_lost, on_over=client._subscriptions.discard,
+                client._connection, client._clock, client._sub(), _what(topics, pattern, tags)._replace(queue=queue),
+                decoder(as_), group=self.name, lease_s=lease_s, lease_max_s=seconds(lease_max, "lease_max"),
+                prefetch=prefetch, start=start, on_lost=on_lost, on_over=client._subscriptions.discard,
             )
         )  # fmt: skip
 

@@ -273,10 +273,11 @@ class LeaseRow(Part):
     attempt: Count
     until_ms: Annotated[int, Meta(ge=0, description="When the lease ends, or it may be delivered again.")]
     state: Annotated[Literal["leased", "delayed"], one_of("leased", "delayed", said="`delayed`: it was given back.")]
+    queue: Annotated[str | None, Meta(description="The light queue in whose offsets it is.")] = None
 
 
 class LeasePage(ListPage):
-    """A page of them, by topic, partition and offset."""
+    """A page of them, by topic, partition, light queue and offset."""
 
     leases: list[LeaseRow]
 

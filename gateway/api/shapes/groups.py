@@ -20,7 +20,8 @@ from gateway.api.shapes.base import (
     whole,
 )
 from gateway.codec.filters import parse_filter
-from gateway.errors import DELAY_ILLEGAL, INVALID
+from gateway.codec.records import parse_light_name
+from gateway.errors import DELAY_ILLEGAL, INVALID, invalid
 from gateway.groups.machines.config import INVISIBLE_MS_MAX
 from gateway.groups.machines.copies import REASON_BYTES_MAX
 from gateway.groups.machines.leases import ATTEMPT_ID_BYTES_MAX
@@ -36,6 +37,7 @@ from gateway.groups.protocol import (
     ResetTo,
     StartSpec,
 )
+from store.limits import LIGHT_NAME_BYTES_MAX
 
 RECEIVE_DEFAULTS = Receive(topics=())
 CONSUMER_BYTES_MAX = 255
@@ -60,6 +62,7 @@ class ReceiveBody(Shape):
     more = {"examples": [{"topics": ["orders"], "start": "earliest", "max_messages": 32, "wait_ms": 20_000}]}
 
     topics: Annotated[list[Name], Meta(min_length=1, max_length=TOPICS_MAX)]
+    queue: Annotated[str, in_bytes(LIGHT_NAME_BYTES_MAX, "Of the topics, this light queue.", least=1)] | None = None
     max_messages: Annotated[int, whole(1, RECEIVE_MESSAGES_MAX, "32 by default.")] | None = None
     max_bytes: Annotated[int, whole(1, RECEIVE_BYTES_MAX, "1 MiB by default.")] | None = None
     wait_ms: Annotated[int, up_to("timeout_ms_max", "For a first record; 0 by default.")] | None = None
@@ -75,6 +78,12 @@ class ReceiveBody(Shape):
     def request(self) -> Receive:
         """What the group is asked. Raises RequestError for a filter that is none."""
         tag_filter = parse_filter(self.filter)
+        if self.queue is not None:
+            parse_light_name(self.queue)
+            if tag_filter is not None:
+                raise invalid("filter: not with a light queue")
+            if isinstance(self.start, AtTime):
+                raise invalid('start: a light queue is begun at "earliest" or "latest"')
         default = RECEIVE_DEFAULTS
         return Receive(
             topics=tuple(dict.fromkeys(self.topics)),
@@ -86,6 +95,7 @@ class ReceiveBody(Shape):
             attempt_id=self.attempt_id,
             consumer=self.consumer,
             start=Start.FIRST if self.start is None else start_of(self.start),
+            queue=self.queue,
         )
 
 

@@ -17,7 +17,7 @@ from gateway.groups.coordinator.records import RecordReader
 from gateway.groups.machines.broadcast import group_of
 from gateway.groups.machines.errors import GroupElsewhere, GroupFull, GroupUnowned
 from gateway.groups.machines.events import Barrier, Event, decode_events, encode_event
-from gateway.groups.machines.progress import PartitionKey
+from gateway.groups.machines.progress import PartitionKey, Place
 from gateway.groups.machines.table import GroupTable
 from gateway.routing.base import Routes, TopicView, UnknownPartition
 from gateway.routing.tail_watcher import TailWatcher
@@ -180,7 +180,7 @@ class Turns:
 
     def __init__(self, belonging: Belonging | None = None) -> None:
         self._belonging = belonging or Belonging()
-        self._locks: WeakValueDictionary[tuple[str, PartitionKey | None], asyncio.Lock] = WeakValueDictionary()
+        self._locks: WeakValueDictionary[tuple[str, Place | None], asyncio.Lock] = WeakValueDictionary()
         self._all_leases: WeakValueDictionary[str, _AllLeases] = WeakValueDictionary()
 
     def of_group(self, group: str) -> _GroupTurn:
@@ -193,9 +193,9 @@ class Turns:
         async with self._of((group, None)), self.of_all_leases(group):
             yield
 
-    def of_leases(self, group: str, *keys: PartitionKey) -> _LeasesTurn:
-        """Leases in some partitions: taken in the order of the keys, so no two callers wait for each other, and after
-        the group's turn when both are needed. Who has some asks for no others."""
+    def of_leases(self, group: str, *keys: Place) -> _LeasesTurn:
+        """Leases in some partitions or light queues: taken in the order of the keys, so no two callers wait for each
+        other, and after the group's turn when both are needed. Who has some asks for no others."""
         return _LeasesTurn(
             self._belonging, group, self._all_leases_of(group), [self._of((group, key)) for key in sorted(keys)]
         )
@@ -206,7 +206,7 @@ class Turns:
         async with self._all_leases_of(group).whole():
             yield
 
-    def is_busy(self, group: str, key: PartitionKey) -> bool:
+    def is_busy(self, group: str, key: Place) -> bool:
         """Whether the turn of these leases is taken now."""
         lock = self._locks.get((group, key))
         return lock is not None and lock.locked()
@@ -217,7 +217,7 @@ class Turns:
             turns = self._all_leases[group] = _AllLeases()
         return turns
 
-    def _of(self, what: tuple[str, PartitionKey | None]) -> asyncio.Lock:
+    def _of(self, what: tuple[str, Place | None]) -> asyncio.Lock:
         lock = self._locks.get(what)
         if lock is None:
             lock = self._locks[what] = asyncio.Lock()

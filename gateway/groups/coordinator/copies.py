@@ -17,6 +17,7 @@ from gateway.codec.tags import batch_tag_hashes
 from gateway.groups.coordinator.context import Context
 from gateway.groups.coordinator.records import Stored
 from gateway.groups.machines.copies import Origin, dead_letter_topic, origin_of, retry_topic
+from gateway.groups.machines.progress import Place
 from gateway.routing.base import TopicView
 from gateway.routing.told import told
 from store import record_batch
@@ -94,12 +95,14 @@ class CopyWriter:
         return known or await self._context.own_topics.create_own_topic(name, partitions)
 
 
-def copied_from(group: str, topic: str, partition: int, stored: Stored, attempts: int) -> Origin:
+def copied_from(group: str, topic: str, key: Place, stored: Stored, attempts: int) -> Origin:
     """Where a record came from first, after so many deliveries. Only what we wrote ourselves is believed."""
     first = origin_of(stored.record.headers) if topic == retry_topic(group) else None
     if first is not None:
         return first._replace(attempts=attempts)
-    return Origin(topic, partition, stored.offset, attempts, stored.raw_keys)
+    if key.name:
+        return Origin(topic, key.partition, stored.record.offset, attempts, stored.raw_keys, key.name, stored.offset)
+    return Origin(topic, key.partition, stored.offset, attempts, stored.raw_keys)
 
 
 def _append_of(queue: QueueKey, copies: Sequence[Copy], delays: Sequence[Delay] = ()) -> Append:

@@ -17,7 +17,7 @@ from gateway.groups.coordinator.records import Stored
 from gateway.groups.machines.copies import dead_letter, dead_letter_topic, origin_of, retry_copy
 from gateway.groups.machines.errors import GroupElsewhere, GroupFull, IllegalRequest
 from gateway.groups.machines.events import DocumentPut, Event
-from gateway.groups.machines.progress import Commit, Found, PartitionKey
+from gateway.groups.machines.progress import Commit, Found, PartitionKey, Place
 from gateway.groups.machines.settled_letters import KEY, RANGES_MAX, SettledLetters, decode_settled
 from gateway.groups.machines.table import document_bytes
 from gateway.groups.protocol import REDRIVE_MAX, SETTLE_LETTERS_MAX
@@ -37,13 +37,13 @@ class DeadLetters:
         self.origins = Origins(context)
         self._context = context
         self._copies = copies
-        self._doomed: set[tuple[str, PartitionKey]] = set()  # where dead letters are, or will be
+        self._doomed: set[tuple[str, Place]] = set()  # where dead letters are, or will be
 
-    def expect(self, group: str, key: PartitionKey) -> None:
+    def expect(self, group: str, key: Place) -> None:
         """A record there is finished, or has been delivered for the last time."""
         self._doomed.add((group, key))
 
-    async def dead_letter(self, group: str, key: PartitionKey) -> None:
+    async def dead_letter(self, group: str, key: Place) -> None:
         """Copy what is finished into the dead-letter topic and settle it. What cannot be copied now is tried again."""
         if (group, key) not in self._doomed:
             return
@@ -58,7 +58,7 @@ class DeadLetters:
         except StoreError as error:
             log.warning("dead letters wait group=%s partition=%s error=%s", group, key.partition, error)
 
-    async def _dead_letter_some(self, group: str, key: PartitionKey) -> bool:
+    async def _dead_letter_some(self, group: str, key: Place) -> bool:
         context = self._context
         leases = context.table.leases(group, key)
         if leases is None or not leases.may_have_dead_letters:
@@ -72,9 +72,9 @@ class DeadLetters:
         copies: list[Copy] = []
         origins: set[str] = set()
         for letter in letters:
-            stored = await context.records.at(topic, key.partition, letter.offset)
+            stored = await context.records.at(topic, key, letter.offset)
             if stored is not None:
-                origin = copied_from(group, topic, key.partition, stored, letter.attempt)
+                origin = copied_from(group, topic, key, stored, letter.attempt)
                 origins.add(origin.topic)
                 letter_record = dead_letter(stored.record, origin, reason=letter.reason, now_ms=now_ms)
                 copies.append(Copy.of(stored, letter_record))
@@ -199,7 +199,9 @@ class DeadLetters:
                 wanted = sorted(there)
                 while at < len(wanted):
                     part = wanted[at : at + _LETTERS_PER_GO]
-                    copies = [copy for offset in part if (copy := await self._revived_at(name, offset)) is not None]
+                    copies = [
+                        copy for offset in part if (copy := await self._revived_at(name, key, offset)) is not None
+                    ]
                     if copies:
                         await self._copies.retry_now(group, copies)
                     at += len(part)
@@ -228,8 +230,8 @@ class DeadLetters:
                     copies.append(copy)
         return copies, step.next_offset
 
-    async def _revived_at(self, topic: str, offset: int) -> Copy | None:
-        stored = await self._context.records.at(topic, 0, offset)
+    async def _revived_at(self, topic: str, key: PartitionKey, offset: int) -> Copy | None:
+        stored = await self._context.records.at(topic, key, offset)
         return None if stored is None else _revived(stored)
 
 

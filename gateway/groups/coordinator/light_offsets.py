@@ -1,5 +1,6 @@
 """Committed offsets of groups in light queues: written to the log of all groups' events, together with them, and read
-from memory. There is nothing to decide: what is said last stands, so no turn is taken.
+from memory. There is nothing to decide: what is said last stands, so no turn is taken. But where the group leases
+records of the topic's light queues, a commit is a reset of its leases in this one, as in a partition.
 
     crash                                          what a restart finds
     before the commit is durable                   the offset before
@@ -8,13 +9,16 @@ from memory. There is nothing to decide: what is said last stands, so no turn is
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from gateway.groups.coordinator.context import Context
 from gateway.groups.machines.copies import check_group_name
-from gateway.groups.machines.events import LightCommitted, LightPosition
+from gateway.groups.machines.errors import GroupActive
+from gateway.groups.machines.events import Event, LightCommitted, LightPosition
+from gateway.groups.machines.light_leases import LIGHT_EPOCH_BYTES
 from gateway.groups.machines.light_offsets import FORGOTTEN
-from store.uncancelled import uncancelled
+from gateway.groups.machines.progress import LightKey
+from store.uncancelled import to_its_end, uncancelled
 
 
 class LightProgress:
@@ -36,10 +40,29 @@ class LightProgress:
         keys = [(context.key(topic, partition), offset) for partition, offset in sorted(offsets.items())]
         if not keys:
             return
+        if context.table.light(group, keys[0][0].topic_id) is not None:
+            await to_its_end(self._reset(group, [(LightKey(*key, name), offset) for key, offset in keys]))
+            return
         positions = tuple(LightPosition(key.partition, group, name, offset) for key, offset in keys)
         event = LightCommitted(keys[0][0].topic_id, positions)
         with context.room.for_light(context.table.light_offsets.added_bytes(event)):
             await uncancelled(context.log.write([event]))
+
+    async def _reset(self, group: str, moves: Sequence[tuple[LightKey, int]]) -> None:
+        context = self._context
+        async with context.turns.of_leases(group, *(key for key, _ in moves)):
+            now_ms = context.clock.now_ms()
+            events: list[Event] = []
+            for key, offset in moves:
+                leases = context.table.leases(group, key)
+                if leases is None or leases.low_offset == max(offset, 0):
+                    continue  # the group was deleted, or is there
+                if leases.leased_count(now_ms):
+                    raise GroupActive(f"group={group} has records on lease in light queue {key.name}; ack those")
+                events += leases.decide_reset(max(offset, 0), now_ms)
+            more = sum(LIGHT_EPOCH_BYTES + len(key.name.encode()) for key, _ in moves)
+            with context.room.for_bytes(group, more):
+                await context.write(events)
 
     async def forget(self, group: str, topic: str, name: str) -> None:
         """See `LightOffsets.forget`."""

@@ -14,7 +14,7 @@ from gateway.groups.coordinator.dead_letters import DeadLetters
 from gateway.groups.coordinator.offsets import Offsets
 from gateway.groups.machines.broadcast import is_lone
 from gateway.groups.machines.config import BROADCAST
-from gateway.groups.machines.progress import PartitionKey
+from gateway.groups.machines.leases import PartitionLeases
 from gateway.groups.machines.receipts import Signer
 from gateway.groups.machines.table import Group
 from gateway.groups.protocol import (
@@ -58,7 +58,8 @@ class Looking:
         if any(part.membership.is_rebalancing for part in parts):
             state = "rebalancing"
         context = self._context
-        ids = set().union(*(context.table.topic_ids(part.name) for part in parts))
+        table = context.table
+        ids = set().union(*(table.topic_ids(part.name) | table.light_topic_ids(part.name) for part in parts))
         names = {name for topic_id in ids if (name := context.topic_name(topic_id)) is not None}
         wishes = {member.subscription for member in members}
         names |= {name for wish in wishes for name in wish.topics if context.find_topic(name) is not None}
@@ -88,31 +89,32 @@ class Looking:
     ) -> tuple[list[LeaseView], int]:
         """See `Groups.leases`."""
         assert self.signer is not None
-        state = self._context.table.get(group)
-        open_: list[tuple[str, PartitionKey]] = []
+        context = self._context
+        state = context.table.get(group)
+        open_: list[tuple[str, int, str, PartitionLeases]] = []
         total = 0
         for key, leases in state.open_leases():
-            name = self._context.topic_name(key.topic_id)
+            name = context.topic_name(key.topic_id)
             if name is not None and shows(name):
-                open_.append((name, key))
+                open_.append((name, key.partition, key.name, leases))
                 total += leases.open_count
         consumers = {
-            receipt[:4]: consumer
+            (*receipt[:4], receipt.name): consumer
             for receipt, consumer in zip(self.signer.check_all(group, list(held)), held.values(), strict=True)
             if receipt is not None
         }
         rows: list[LeaseView] = []
-        for name, key in sorted(open_):
-            named = (name, key.partition)
-            if after is not None and named < after[:2]:
+        for name, partition, queue, leases in sorted(open_, key=lambda one: one[:3]):
+            named = (name, partition, queue)
+            if after is not None and named < after[:3]:
                 continue
-            behind = after.offset if after is not None and named == after[:2] else -1
-            leases = state.queues[key.topic_id].open[key.partition]
+            behind = after.offset if after is not None and named == after[:3] else -1
+            topic_id = context.routes.topic(name).topic_id
             _, _, records = leases.frozen()
             for record in islice((one for one in records if one[0] > behind), limit - len(rows)):
                 offset, attempt, visible_at_ms, leased = record[:4]
-                consumer = consumers.get((*key, offset, attempt))
-                rows.append(LeaseView(name, key.partition, offset, attempt, visible_at_ms, leased, consumer))
+                consumer = consumers.get((topic_id, partition, offset, attempt, queue))
+                rows.append(LeaseView(name, partition, queue, offset, attempt, visible_at_ms, leased, consumer))
             if len(rows) == limit:
                 break
         return rows, total

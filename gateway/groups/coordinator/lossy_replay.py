@@ -33,7 +33,7 @@ from gateway.groups.machines.events import (
     Rejected,
     Settled,
 )
-from gateway.groups.machines.progress import PartitionKey
+from gateway.groups.machines.progress import LightKey, place_of
 from gateway.groups.machines.table import GroupTable
 
 EVENTS_LOST = "events_lost"
@@ -66,8 +66,12 @@ class LossyReplay:
             case MemberLeft() | PartitionsReleased():
                 pass
             case Leased() | LeaseMoved() | Rejected() | Settled():
-                if self._table.leases(event.group, PartitionKey(event.topic_id, event.partition)) is None:
-                    return [LeasesSet(event.group, event.topic_id, event.partition, self._now_ms, 0, ())]
+                place = place_of(event.topic_id, event.partition, event.name)
+                if self._table.leases(event.group, place) is None:
+                    begin = self._table.light_offset(event.group, place) if isinstance(place, LightKey) else 0
+                    return [
+                        LeasesSet(event.group, event.topic_id, event.partition, self._now_ms, begin, (), event.name)
+                    ]
             case _:
                 return [event]
         return ()

@@ -326,7 +326,7 @@ class Offsets:
         leases = context.table.leases(name, key)
         now_ms = context.clock.now_ms()
         first = bounds.min_offset if lag.committed is None else max(lag.committed, bounds.min_offset)
-        oldest = await context.records.at(view.name, partition, first) if first < bounds.max_offset else None
+        oldest = await context.records.at(view.name, key, first) if first < bounds.max_offset else None
         return PartitionLag(
             topic=view.name,
             partition=partition,

@@ -17,6 +17,9 @@ Nothing is kept of a partition in which nothing is open, but where the group is 
 Where a group begins is settled by its first receive in a topic, for all partitions of the topic at once and durably:
 whatever is stored from then on, in whichever partition, reaches the group (see `start_positions`). The group's own
 retry topic begins with its first record.
+
+Of a light queue the same is asked in its own offsets, in all partitions of its topics. Nothing is written before it is
+leased from, unless the group begins with its end. Who waits is told of that queue alone, not of all of its topic.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
 
@@ -36,11 +39,20 @@ from gateway.groups.coordinator.records import Part
 from gateway.groups.coordinator.search import Lane, Search, Wanted, text_of
 from gateway.groups.coordinator.start_positions import start_in
 from gateway.groups.machines.config import BROADCAST
-from gateway.groups.machines.copies import check_group_name, origin_of, retry_topic, shown_headers
+from gateway.groups.machines.copies import check_group_name, origin_of, place_name, retry_topic, shown_headers
 from gateway.groups.machines.errors import GroupActive, GroupError, GroupFull, IllegalRequest
-from gateway.groups.machines.events import LeasesBegun
+from gateway.groups.machines.events import LeasesBegun, LightCommitted, LightPosition
 from gateway.groups.machines.leases import Lease, PartitionLeases, Verdict
-from gateway.groups.machines.progress import POSITION_BYTES, PartitionKey, Start
+from gateway.groups.machines.light_leases import LightLeases
+from gateway.groups.machines.progress import (
+    POSITION_BYTES,
+    LightKey,
+    PartitionKey,
+    Place,
+    Start,
+    StartTime,
+    place_of,
+)
 from gateway.groups.machines.receipts import Receipt, Signer
 from gateway.groups.machines.subscription import TOPICS_MAX
 from gateway.groups.machines.table import QUEUE_BYTES
@@ -54,8 +66,9 @@ from gateway.groups.protocol import (
     StartSpec,
 )
 from gateway.routing.base import TopicView
+from gateway.routing.light import light_route
 from gateway.routing.patience import AGAIN_S, AWAY_S
-from gateway.routing.tail_watcher import TailWatcher, TopicWatch
+from gateway.routing.tail_watcher import TopicWatch
 from store.errors import StoreError
 from store.record_batch import Headers
 from store.turns import stretches
@@ -109,9 +122,13 @@ class _Round:
 class _Waiting:
     """What wakes one receive."""
 
-    def __init__(self, tail_watcher: TailWatcher) -> None:
-        self._tail_watcher = tail_watcher
+    def __init__(self, context: Context, queue: str | None) -> None:
+        self._context = context
+        self._name = queue or ""
+        self._watched: _Topics = ()
         self._watches: list[tuple[TopicView, bool, TopicWatch]] = []
+        self._call_offs: list[Callable[[], None]] = []  # of light queues
+        self._changed: dict[Lane, None] = {}  # light queues that got records
         self.waiter: asyncio.Future[None]  # from the first `renew` on
 
     def wake(self) -> None:
@@ -126,28 +143,55 @@ class _Waiting:
 
     def watches(self, topics: _Topics) -> bool:
         """Whether it is told of what these get."""
-        return [view for view, _ in topics] == [view for view, _, _ in self._watches]
+        return list(topics) == list(self._watched)
 
     def watch(self, topics: _Topics) -> None:
-        """Be told of these topics from here on, and of no others."""
+        """Be told of these topics from here on, and of no others. Raises as `light_route`."""
         self.close()
         for view, is_retry in topics:
-            self._watches.append((view, is_retry, self._tail_watcher.watch_topic(view.name, self.wake)))
+            if self._name and not is_retry:
+                for partition in range(view.partitions):
+                    self._watch_light(_lane(view, False, partition, self._name))
+            else:
+                watch = self._context.tail_watcher.watch_topic(view.name, self.wake)
+                self._watches.append((view, is_retry, watch))
+        self._watched = topics
+
+    def _watch_light(self, lane: Lane) -> None:
+        routes = self._context.routes
+        route, broker = light_route(routes, lane.topic, lane.partition)
+
+        def got() -> None:
+            self._changed[lane] = None
+            self.wake()
+
+        self._call_offs.append(broker.watch_light(route.queue, self._name.encode(), got))
+        self._call_offs.append(routes.watch(lane.topic, lane.partition, got))
 
     def changed(self) -> list[Lane]:
-        """Partitions that got records since this was last asked."""
+        """Partitions and light queues that got records since this was last asked."""
+        light, self._changed = self._changed, {}
         return [
+            *light,
+            *self._changed_partitions(),
+        ]
+
+    def _changed_partitions(self) -> Iterator[Lane]:
+        return (
             _lane(view, is_retry, partition)
             for view, is_retry, watch in self._watches
             for partition in watch.changed()
             if partition < view.partitions
-        ]
+        )
 
     def close(self) -> None:
         """Be told no more."""
         for _, _, watch in self._watches:
             watch.close()
         self._watches = []
+        while self._call_offs:
+            self._call_offs.pop()()
+        self._watched = ()
 
 
 class Receiving:
@@ -175,13 +219,26 @@ class Receiving:
         self._next_lane.pop(group, None)
         self._starved.discard(group)
 
-    def settled(self, group: str) -> None:
-        """Records of a group are done: tell who waits for room, or for the next of a message group."""
+    def settled(self, group: str, name: str) -> None:
+        """Records of a group, or of its light queue of this name, are done: tell who waits for room, or for the next of
+        a message group."""
         if group in self._starved:
             self._starved.discard(group)
             self._context.leases_changed.happened(group)
         elif self._context.table.config(group).fifo:
-            self._context.leases_moved.happened(group)
+            self._context.leases_moved.happened(_moved(group, name))
+
+    def moved(self, group: str, key: Place) -> None:
+        """Leases there end at another time: tell who waits."""
+        context = self._context
+        context.leases_moved.happened(_moved(group, key.name))
+        # Who waits at a light queue is not told of moves elsewhere, but what came from it may be in the retry topic.
+        if (
+            not key.name
+            and context.table.light_topic_ids(group)
+            and context.topic_name(key.topic_id) == retry_topic(group)
+        ):
+            context.leases_changed.happened(group)
 
     async def receive(self, group: str, request: Receive) -> Received:
         """See `Groups.receive`."""
@@ -190,13 +247,14 @@ class Receiving:
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + request.wait_ms / 1000
         patient_s = loop.time() + AWAY_S
-        waiting = _Waiting(context.tail_watcher)
+        waiting = _Waiting(context, request.queue)
+        moved = _moved(group, request.queue or "")
         lanes: list[Lane] | None = None  # all
         try:
             while True:
                 waiter = waiting.renew()
                 context.leases_changed.listen(group, waiter)
-                context.leases_moved.listen(group, waiter)
+                context.leases_moved.listen(moved, waiter)
                 try:
                     topics = await self._topics(group, request)
                     found = await self._round(group, request, topics, lanes)
@@ -220,11 +278,11 @@ class Receiving:
                         lanes = None
                     else:
                         await self._wait(waiter, found, left_s)
-                        lanes = [*self._open_lanes(group, topics), *found.away, *waiting.changed()]
+                        lanes = [*self._open_lanes(group, topics, request), *found.away, *waiting.changed()]
                     if found.is_full or found.other_backlog:
                         lanes = None
                 finally:
-                    context.leases_moved.forget(group, waiter)
+                    context.leases_moved.forget(moved, waiter)
                     if not context.leases_changed.forget(group, waiter):
                         lanes = None
         finally:
@@ -244,6 +302,8 @@ class Receiving:
             raise IllegalRequest(
                 f"invisible_ms must be from 1 to {config.invisible_ms_max}, not {request.invisible_ms}"
             )
+        if request.queue is not None and (request.tags is not None or isinstance(request.start, StartTime)):
+            raise IllegalRequest("a light queue is not filtered, and not begun at a time")
 
     def _check_mode(self, group: str) -> None:
         """Raises GroupActive, IllegalRequest where the group is in stream mode, or broadcasting."""
@@ -260,10 +320,55 @@ class Receiving:
         topics = [(context.routes.topic(name), name == own) for name in dict.fromkeys(request.topics)]
         if own not in request.topics and (view := context.find_topic(own)) is not None:
             topics.append((view, True))
-        queues = ((context.table.queue(group, view.topic_id), view.partitions) for view, _ in topics)
+        whole = [topic for topic in topics if request.queue is None or topic[1]]
+        queues = ((context.table.queue(group, view.topic_id), view.partitions) for view, _ in whole)
         if any(queue is None or queue.end < partitions for queue, partitions in queues):
-            await to_its_end(self._begin(group, topics, request.start))
+            await to_its_end(self._begin(group, whole, request.start))
+        if request.queue is not None:
+            views = [view for view, is_retry in topics if not is_retry]
+            if any(self._is_new(group, view, request) for view in views):
+                await to_its_end(self._begin_light(group, views, request))
         return topics
+
+    def _is_new(self, group: str, view: TopicView, request: Receive) -> bool:
+        """Whether the group has to be begun in the light queue of a topic."""
+        table = self._context.table
+        if table.light(group, view.topic_id) is None:
+            return True
+        return request.start is Start.LAST and not self._has_been(group, view, request.queue or "")
+
+    def _has_been(self, group: str, view: TopicView, name: str) -> bool:
+        known = self._context.table.light_offsets.get
+        return any(known(group, view.topic_id, partition, name) is not None for partition in range(view.partitions))
+
+    async def _begin_light(self, group: str, views: Sequence[TopicView], request: Receive) -> None:
+        """Have the group lease records of the light queues of topics. It begins with the first record of each queue,
+        which need not be said anywhere, or with the end of this one, in all partitions. Durable on return."""
+        context = self._context
+        name = request.queue or ""
+        async with context.turns.of_group(group):
+            self._check_mode(group)
+            for view in views:
+                for partition in range(view.partitions):
+                    _, broker = light_route(context.routes, view.name, partition)
+                    broker.note_light()  # programs that know of no light queues must not read what is written now
+                if context.table.light(group, view.topic_id) is None:
+                    begun = LightLeases(group, view.topic_id).decide_begin(context.clock.now_ms())
+                    with context.room.for_bytes(group, QUEUE_BYTES):
+                        await context.write([begun])
+                if request.start is Start.LAST and not self._has_been(group, view, name):
+                    ends = [
+                        (
+                            await context.records.bounds_of(view.name, LightKey(view.topic_id, partition, name))
+                        ).max_offset
+                        for partition in range(view.partitions)
+                    ]
+                    event = LightCommitted(
+                        view.topic_id,
+                        tuple(LightPosition(partition, group, name, end) for partition, end in enumerate(ends)),
+                    )
+                    with context.room.for_light(context.table.light_offsets.added_bytes(event)):
+                        await context.log.write([event])
 
     async def _begin(self, group: str, topics: _Topics, start: StartSpec) -> None:
         """Fix where the group is in every partition of its topics. Durable on return; those of a topic are one
@@ -290,12 +395,12 @@ class Receiving:
         """Look at some partitions, or at all, and take what is there."""
         turns = self._context.turns
         done = _Round()
-        again = self._leased_by(group, topics, request.attempt_id)
+        again = self._leased_by(group, topics, request)
         if again:  # the answer to an earlier request with this id is the whole answer
-            bounds = self._context.records.bounds
-            done.promising = {lane: await bounds(lane.topic, lane.partition) for lane in again}
+            bounds = self._context.records.bounds_of
+            done.promising = {lane: await bounds(lane.topic, lane.key) for lane in again}
         elif lanes is None:
-            await self._look_at_all(group, topics, done)
+            await self._look_at_all(group, topics, request, done)
         else:
             await self._look_at(group, iter(lanes), len(lanes), done)
         for lane in _free_first(group, done.promising, turns):
@@ -303,7 +408,7 @@ class Receiving:
             if left_count <= 0 or (done.messages and left_bytes <= 0):
                 break
             queue = self._context.table.queue(group, lane.key.topic_id)
-            if not again and not self._may_have(queue, lane, done.promising[lane], done):
+            if not again and not self._may_have(group, queue, lane, done.promising[lane], done):
                 continue  # others were faster
             taken: list[Delivered] = []
             try:
@@ -323,57 +428,69 @@ class Receiving:
             done.promising.pop(lane, None)
         return done
 
-    def _open_lanes(self, group: str, topics: _Topics) -> Iterator[Lane]:
-        """Partitions with open records."""
+    def _open_lanes(self, group: str, topics: _Topics, request: Receive) -> Iterator[Lane]:
+        """Partitions, or of the light queue those, with open records."""
+        table, name = self._context.table, request.queue or ""
         for view, is_retry in topics:
-            if (queue := self._context.table.queue(group, view.topic_id)) is not None:
+            if name and not is_retry:
+                if (light := table.light(group, view.topic_id)) is not None and light.open:
+                    for partition in range(view.partitions):
+                        if (partition, name) in light.open:
+                            yield _lane(view, False, partition, name)
+            elif (queue := table.queue(group, view.topic_id)) is not None:
                 for partition in queue.open:
                     yield _lane(view, is_retry, partition)
 
-    def _leased_by(self, group: str, topics: _Topics, attempt_id: str | None) -> list[Lane]:
+    def _leased_by(self, group: str, topics: _Topics, request: Receive) -> list[Lane]:
         """Partitions in which a receive with this id got records, and still has some."""
-        if attempt_id is None:
+        if request.attempt_id is None:
             return []
-        now_ms = self._context.clock.now_ms()
-        queues = ((self._context.table.queue(group, view.topic_id), view, is_retry) for view, is_retry in topics)
+        now_ms, opened = self._context.clock.now_ms(), self._context.table.opened
         return [
-            _lane(view, is_retry, partition)
-            for queue, view, is_retry in queues
-            if queue is not None
-            for partition, leases in queue.open.items()
-            if leases.leases_of(attempt_id, now_ms)
+            lane
+            for lane in self._open_lanes(group, topics, request)
+            if (leases := opened(group, lane.key)) is not None and leases.leases_of(request.attempt_id, now_ms)
         ]
 
-    async def _look_at_all(self, group: str, topics: _Topics, done: _Round) -> None:
+    async def _look_at_all(self, group: str, topics: _Topics, request: Receive, done: _Round) -> None:
         """Look at all partitions, another one first each time."""
         total = sum(view.partitions for view, _ in topics)
         first = self._next_lane.get(group, 0) % total
         self._next_lane[group] = first + 1
-        await self._look_at(group, _lanes_from(topics, first), total, done)
+        await self._look_at(group, _lanes_from(topics, first, request.queue or ""), total, done)
 
     async def _look_at(self, group: str, lanes: Iterator[Lane], count: int, done: _Round) -> None:
         """Note which of so many partitions are worth their turn."""
-        bounds_of, queue_of = self._context.records.bounds, self._context.table.queue
+        records, queue_of = self._context.records, self._context.table.queue
+        bounds_of, light_bounds_of = records.bounds, records.bounds_of
         while some := list(islice(lanes, STRETCH_PARTITIONS)):
             async with nullcontext() if count <= FEW else stretches().next():
                 for lane in some:
                     try:
-                        bounds = await bounds_of(lane.topic, lane.partition)
+                        if lane.key.name:
+                            bounds = await light_bounds_of(lane.topic, lane.key)
+                        else:
+                            bounds = await bounds_of(lane.topic, lane.partition)
                     except BrokerUnreachable as error:
                         done.away[lane] = error
                         continue
                     queue = queue_of(group, lane.key.topic_id)
-                    if self._may_have(queue, lane, bounds, done):
+                    if self._may_have(group, queue, lane, bounds, done):
                         if len(done.promising) < PROMISING_MAX:
                             done.promising[lane] = bounds
                         else:
-                            done.other_backlog += _backlog_of(queue, lane, bounds)
+                            done.other_backlog += self._backlog_of(group, queue, lane, bounds)
 
-    def _may_have(self, queue: TopicLeases | None, lane: Lane, bounds: Bounds, done: _Round) -> bool:
+    def _may_have(self, group: str, queue: TopicLeases | None, lane: Lane, bounds: Bounds, done: _Round) -> bool:
         """Whether a partition is worth its turn: it has new records, or something is due; if not, when it will be."""
-        if queue is None or bounds.max_offset > queue.next_offset(lane.partition):
+        if isinstance(lane.key, LightKey):
+            leases = self._context.table.opened(group, lane.key)
+            if bounds.max_offset > max(self._light_next(group, lane.key), bounds.min_offset):
+                return True
+        elif queue is None or bounds.max_offset > queue.next_offset(lane.partition):
             return True
-        leases = queue.open.get(lane.partition)
+        else:
+            leases = queue.open.get(lane.partition)
         if leases is None:
             return False
         due_ms = leases.next_due_ms()
@@ -383,6 +500,11 @@ class Receiving:
             return False
         done.due_ms = due_ms if done.due_ms is None else min(done.due_ms, due_ms)
         return due_ms <= self._context.clock.now_ms()
+
+    def _light_next(self, group: str, key: LightKey) -> int:
+        """The next record of a light queue to take."""
+        leases = self._context.table.opened(group, key)
+        return self._context.table.light_offset(group, key) if leases is None else leases.next_offset
 
     async def _take(
         self,
@@ -438,9 +560,10 @@ class Receiving:
             return
         now_ms = context.clock.now_ms()
         config = context.table.config(group)
-        wanted = Wanted(
-            request.topics, request.tags, limit, max_bytes, min(context.room.for_records(group), leases.room)
-        )
+        places = request.topics
+        if request.queue is not None:
+            places = tuple(place_name(topic, request.queue) for topic in request.topics)
+        wanted = Wanted(places, request.tags, limit, max_bytes, min(context.room.for_records(group), leases.room))
         found = await self._search.look(group, lane, leases, wanted, now_ms)
         if found.is_full:
             done.is_full = done.is_full or not found.wanted_count
@@ -454,7 +577,7 @@ class Receiving:
             await context.write(leases.decide_settle(found.lost))
         # Others have taken records meanwhile; from here to the write there is no await.
         found.cut(context.room.for_records(group))
-        with context.room.taking(group, len(found.fresh)):
+        with context.room.taking(group, len(found.fresh)), self._room_for(group, lane.key):
             leased, events = leases.decide_receive(
                 found.old,
                 found.fresh,
@@ -479,6 +602,14 @@ class Receiving:
         if cancelled is not None:
             raise cancelled
 
+    def _room_for(self, group: str, key: Place) -> AbstractContextManager[None]:
+        """While a place is first written of."""
+        if not isinstance(key, LightKey):
+            return nullcontext()
+        room, offsets = self._context.room, self._context.table.light_offsets
+        begun = LightCommitted(key.topic_id, (LightPosition(key.partition, group, key.name, 0),))
+        return room.for_light(offsets.added_bytes(begun))
+
     async def _taken_before(
         self,
         group: str,
@@ -493,7 +624,7 @@ class Receiving:
         for first in range(0, len(leased), TAKEN_A_TURN):
             parts: list[_Taken] = []
             for offset, attempt, until_ms, _ in leased[first : first + TAKEN_A_TURN]:
-                stored = await self._context.records.at(lane.topic, lane.partition, offset)
+                stored = await self._context.records.at(lane.topic, lane.key, offset)
                 if stored is None:
                     raise IllegalRequest("records of this attempt_id have expired; ask with another one")
                 parts.append((stored.part(), attempt, until_ms))
@@ -502,11 +633,11 @@ class Receiving:
 
     def _delivered(self, group: str, lane: Lane, epoch: int, leased: Sequence[_Taken]) -> list[Delivered]:
         """Leased records as their consumer sees them."""
-        topic_id, own_partition = lane.key
+        topic_id, own_partition, name = lane.key.topic_id, lane.key.partition, lane.key.name
         receipts = self._signer.sign_all(
             group,
             [
-                Receipt(topic_id, own_partition, part.base_offset, attempt, until_ms, epoch, len(part.records))
+                Receipt(topic_id, own_partition, part.base_offset, attempt, until_ms, epoch, len(part.records), name)
                 for part, attempt, until_ms in leased
             ],
         )
@@ -519,11 +650,14 @@ class Receiving:
             if attempt > 1:
                 stats.redelivered_count += len(records)
             topic, partition = lane.topic, own_partition
-            for offset, record in enumerate(records, base_offset):
+            for own_offset, record in enumerate(records, base_offset):
+                offset, queue, queue_offset = own_offset, None, None
                 headers: Headers = record.headers
+                if name:
+                    offset, queue, queue_offset = record.offset, name, own_offset
                 if lane.is_retry:  # each record of it is a part of its own
                     if (origin := origin_of(headers)) is not None:
-                        topic, partition, offset, _, raw_keys = origin
+                        topic, partition, offset, _, raw_keys, queue, queue_offset = origin
                     headers = shown_headers(headers)
                 delivered.append(
                     _new(
@@ -544,6 +678,8 @@ class Receiving:
                             attempt,
                             next(signed),
                             until_ms,
+                            queue,
+                            queue_offset,
                         ),
                     )
                 )
@@ -564,8 +700,18 @@ class Receiving:
             if lane.key.topic_id != known:
                 known = lane.key.topic_id
                 queue = queue_of(group, known)
-            count += _backlog_of(queue, lane, bounds)
+            count += self._backlog_of(group, queue, lane, bounds)
         return count
+
+    def _backlog_of(self, group: str, queue: TopicLeases | None, lane: Lane, bounds: Bounds) -> int:
+        if isinstance(lane.key, LightKey):
+            next_offset = self._light_next(group, lane.key)
+        elif queue is None:
+            return 0
+        else:
+            next_offset = queue.next_offset(lane.partition)
+        behind = bounds.max_offset - next_offset
+        return min(behind, bounds.max_offset - bounds.min_offset) if behind > 0 else 0
 
     async def _wait(self, waiter: asyncio.Future[None], done: _Round, left_s: float) -> None:
         """Until something may have changed for this request since the round, or its time is over."""
@@ -583,19 +729,19 @@ class Receiving:
             timer.cancel()
 
 
-def _are_leased(key: PartitionKey, leases: PartitionLeases | None, leased: Sequence[Lease], now_ms: int) -> bool:
+def _moved(group: str, name: str) -> str:
+    """What is listened to for leases that move in partitions, or in the light queues of this name."""
+    return f"{group}/{name}" if name else group
+
+
+def _are_leased(key: Place, leases: PartitionLeases | None, leased: Sequence[Lease], now_ms: int) -> bool:
     """Whether leases that were decided are in force, all or none. For who has the turn of the partition's leases."""
     if leases is None:
         return False
-    receipts = [Receipt(*key, one.offset, one.attempt, one.until_ms, leases.epoch) for one in leased[:1]]
+    receipts = [
+        Receipt(key.topic_id, key.partition, one.offset, one.attempt, one.until_ms, leases.epoch) for one in leased[:1]
+    ]
     return leases.verdicts(receipts, now_ms) == [Verdict.OK]
-
-
-def _backlog_of(queue: TopicLeases | None, lane: Lane, bounds: Bounds) -> int:
-    if queue is None:
-        return 0
-    behind = bounds.max_offset - queue.next_offset(lane.partition)
-    return min(behind, bounds.max_offset - bounds.min_offset) if behind > 0 else 0
 
 
 def _free_first(group: str, lanes: Iterable[Lane], turns: Turns) -> Iterator[Lane]:
@@ -609,19 +755,23 @@ def _free_first(group: str, lanes: Iterable[Lane], turns: Turns) -> Iterator[Lan
     yield from busy
 
 
-def _lane(view: TopicView, is_retry: bool, partition: int) -> Lane:
-    return Lane(view.name, partition, is_retry, PartitionKey(view.topic_id, partition))
+def _lane(view: TopicView, is_retry: bool, partition: int, name: str = "") -> Lane:
+    return Lane(view.name, partition, is_retry, place_of(view.topic_id, partition, name))
 
 
-def _lanes_from(topics: _Topics, first: int) -> Iterator[Lane]:
-    """All partitions of all topics, the one of this index first."""
+def _lanes_from(topics: _Topics, first: int, light_name: str) -> Iterator[Lane]:
+    """All partitions of all topics, or the light queue of this name in them, the one of this index first."""
     for is_before in (False, True):
         at = 0
         for view, is_retry in topics:
             cut = min(max(first - at, 0), view.partitions)
             name, topic_id = view.name, view.topic_id
-            for partition in range(cut) if is_before else range(cut, view.partitions):  # as `_lane`
-                yield _new(Lane, (name, partition, is_retry, _new(PartitionKey, (topic_id, partition))))
+            numbers = range(cut) if is_before else range(cut, view.partitions)
+            if light_name and not is_retry:
+                yield from (_lane(view, False, partition, light_name) for partition in numbers)
+            else:
+                for partition in numbers:  # as `_lane`
+                    yield _new(Lane, (name, partition, is_retry, _new(PartitionKey, (topic_id, partition))))
             at += view.partitions
 
 

@@ -10,24 +10,27 @@ import asyncio
 from array import array
 from bisect import bisect_right, insort
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, groupby
 from typing import NamedTuple
 
 from gateway.brokers.event_log import RunBlocking
+from gateway.groups.machines.progress import Place
 from gateway.routing.base import Routes
+from gateway.routing.light import light_route
 from gateway.routing.reading import PartitionReader
 from store import record_batch
 from store.limits import MiB
 from store.record_batch import DecodedRecord, Headers
-from store.types import Entry, ReadStatus
+from store.types import Bounds, Entry, ReadStatus
 
 CACHE_BYTES_MAX = 32 * MiB
 DECODED_A_TURN = 4_000
 """Records of an entry that are decoded in the event loop, in 2 ms; more are in a thread."""
 
 _READ_BYTES = 256 * 1024
+_LIGHT_RECORDS = 500
 _DECODED_OVERHEAD_BYTES = 300  # what Python adds to a decoded record
 
 
@@ -118,6 +121,10 @@ def size_of(key: bytes | None, value: bytes | None, headers: Headers) -> int:
     return size + sum(len(name) + len(content or b"") for name, content in headers) if headers else size
 
 
+def _sizes_of(records: Iterable[DecodedRecord]) -> array[int]:
+    return array("q", accumulate((size_of(one.key, one.value, one.headers) for one in records), initial=0))
+
+
 _PartitionId = tuple[int, int]  # topic id, partition
 
 
@@ -142,8 +149,20 @@ class RecordReader:
         """The offset of the first record stored at or after a time, the end when there is none."""
         return await self._reader.offset_for_time(topic, partition, time_ms)
 
-    async def step(self, topic: str, partition: int, offset: int, *, tag_hashes: frozenset[int] | None = None) -> Step:
-        """Entries from the one that holds `offset` on. Behind what retention took, it goes on with what is left."""
+    async def bounds_of(self, topic: str, key: Place) -> Bounds:
+        """The same of a light queue, in its offsets, or of a partition. Raises NoLightQueues, IndexDamaged as well."""
+        if not key.name:
+            return await self.bounds(topic, key.partition)
+        route, broker = light_route(self._routes, topic, key.partition)
+        return broker.light_bounds(route.queue, key.name.encode())
+
+    async def step(
+        self, topic: str, partition: int, offset: int, *, tag_hashes: frozenset[int] | None = None, name: str = ""
+    ) -> Step:
+        """Entries from the one that holds `offset` on. Behind what retention took, it goes on with what is left.
+        `name`: of a light queue, in whose offsets all is: of each entry, its records that are in the queue."""
+        if name:
+            return await self._light_step(topic, partition, offset, name)
         partition_id = (self._routes.topic(topic).topic_id, partition)
         remembered = self._remembered(partition_id, offset)
         if remembered is not None:
@@ -151,21 +170,39 @@ class RecordReader:
         read = await self._reader.read(topic, partition, offset, max_bytes=_READ_BYTES, tag_hashes=tag_hashes)
         if read.status is ReadStatus.TOO_LARGE:
             return Step([], offset)
-        entries = []
-        for entry in read.entries:
-            records, sizes = await self._decoded(entry)
-            decoded = Decoded(
-                entry.base_offset,
-                entry.store_time_ms,
-                entry.json_values,
-                entry.raw_keys,
-                records,
-                len(entry.batch) + _DECODED_OVERHEAD_BYTES * entry.record_count,
-                sizes,
-            )
-            entries.append(decoded)
-            self._remember(partition_id, decoded)
+        entries = [await self._opened(partition_id, entry) for entry in read.entries]
         return Step(entries, read.next_offset)
+
+    async def _light_step(self, topic: str, partition: int, offset: int, name: str) -> Step:
+        route, broker = light_route(self._routes, topic, partition)
+        view = self._routes.topic(topic)
+        partition_id = (view.topic_id, partition)
+        read = await broker.read_light(
+            route.queue, name.encode(), offset, max_records=_LIGHT_RECORDS, max_bytes=_READ_BYTES
+        )
+        entries: list[Decoded] = []
+        for _, found in groupby(read.records, key=lambda one: one.entry.position):
+            in_queue = list(found)  # one behind the other: its offsets have no gaps
+            entry = in_queue[0].entry
+            entry.raw_keys = view.raw_keys
+            whole = self._remembered(partition_id, entry.base_offset) or await self._opened(partition_id, entry)
+            records = [whole.records[one.record_index] for one in in_queue]
+            entries.append(replace(whole, base_offset=in_queue[0].offset, records=records, sizes=_sizes_of(records)))
+        return Step(entries, read.next_offset)
+
+    async def _opened(self, partition_id: _PartitionId, entry: Entry) -> Decoded:
+        records, sizes = await self._decoded(entry)
+        decoded = Decoded(
+            entry.base_offset,
+            entry.store_time_ms,
+            entry.json_values,
+            entry.raw_keys,
+            records,
+            len(entry.batch) + _DECODED_OVERHEAD_BYTES * entry.record_count,
+            sizes,
+        )
+        self._remember(partition_id, decoded)
+        return decoded
 
     async def _decoded(self, entry: Entry) -> tuple[list[DecodedRecord], array[int]]:
         decoded: list[DecodedRecord] = []
@@ -173,7 +210,7 @@ class RecordReader:
 
         def decode() -> None:
             decoded.extend(record_batch.decode(entry.batch))
-            sizes.extend(accumulate((size_of(one.key, one.value, one.headers) for one in decoded), initial=0))
+            sizes.extend(_sizes_of(decoded))
 
         if entry.record_count <= DECODED_A_TURN:
             decode()
@@ -181,9 +218,9 @@ class RecordReader:
             await self._run_blocking(decode)
         return decoded, sizes
 
-    async def at(self, topic: str, partition: int, offset: int) -> Stored | None:
+    async def at(self, topic: str, key: Place, offset: int) -> Stored | None:
         """One record; None when retention took it."""
-        step = await self.step(topic, partition, offset)
+        step = await self.step(topic, key.partition, offset, name=key.name)
         if not step.entries or step.entries[0].base_offset > offset:
             return None
         return step.entries[0].at(offset)

@@ -1,8 +1,8 @@
 """What one receive may take from one partition: records whose wait or lease is over first, then new ones.
 
 The retry topic of a group holds copies of records of many topics. A consumer gets those of the topics it names; the
-others are taken and kept for who names theirs. Where an open copy came from is read once and remembered while the
-group has leases there.
+others are taken and kept for who names theirs. What came from a light queue is of that queue (`Origin.place`). Where an
+open copy came from is read once and remembered while the group has leases there.
 
 Nothing is decided here: `Found` says what is there, `PartitionLeases.decide_receive` what becomes of it. The turn of
 the partition's leases is the caller's.
@@ -19,7 +19,7 @@ from gateway.groups.coordinator.context import Context
 from gateway.groups.coordinator.records import Decoded, Part, Stored
 from gateway.groups.machines.copies import origin_of
 from gateway.groups.machines.leases import Fresh, Lease, PartitionLeases
-from gateway.groups.machines.progress import PartitionKey
+from gateway.groups.machines.progress import Place
 from store.record_batch import Headers
 from store.types import Bounds
 
@@ -28,18 +28,19 @@ SCAN_RECORDS = 2_000
 
 
 class Lane(NamedTuple):
-    """One partition that a receive looks into. `is_retry`: of the group's own retry topic."""
+    """One partition, or light queue of it, that a receive looks into. `is_retry`: of the group's own retry topic."""
 
     topic: str
     partition: int
     is_retry: bool
-    key: PartitionKey
+    key: Place
 
 
 class Wanted(NamedTuple):
-    """What is looked for. `tags` None: all records. `room`: how many more records the group may have open."""
+    """What is looked for. `places`: topics, or light queues of them, as in `Origin.place`. `tags` None: all records.
+    `room`: how many more records the group may have open."""
 
-    topics: Sequence[str]
+    places: Sequence[str]
     tags: frozenset[str] | None
     limit: int
     max_bytes: int
@@ -95,9 +96,9 @@ class Search:
 
     def __init__(self, context: Context) -> None:
         self._context = context
-        self._origins: dict[tuple[str, PartitionKey], dict[int, str]] = {}  # topics of open records in retry topics
+        self._origins: dict[tuple[str, Place], dict[int, str]] = {}  # places of open records in retry topics
 
-    def forget(self, group: str, key: PartitionKey) -> None:
+    def forget(self, group: str, key: Place) -> None:
         """The leases there began anew, or nothing is open there."""
         self._origins.pop((group, key), None)
 
@@ -110,7 +111,7 @@ class Search:
     async def look(self, group: str, lane: Lane, leases: PartitionLeases, wanted: Wanted, now_ms: int) -> Found:
         """Records to lease: those that are ready again, then fresh ones. Raises what reading raises."""
         found = Found(leases.next_offset)
-        bounds = await self._context.records.bounds(lane.topic, lane.partition)
+        bounds = await self._context.records.bounds_of(lane.topic, lane.key)
         await self._look_again(group, lane, leases, wanted, now_ms, bounds, found)
         if found.wanted_count < wanted.limit and bounds.max_offset > leases.next_offset:
             if wanted.room > 0:
@@ -132,12 +133,12 @@ class Search:
         """Open records that may be leased again."""
         records = self._context.records
         if lane.is_retry:
-            topics = await self._origins_of(group, lane, leases)
-            ready = leases.ready(now_ms, wanted.limit, lambda offset: topics.get(offset) in wanted.topics)
+            places = await self._origins_of(group, lane, leases)
+            ready = leases.ready(now_ms, wanted.limit, lambda offset: places.get(offset) in wanted.places)
         else:
             ready = leases.ready(now_ms, wanted.limit)
         for offset in ready:
-            stored = await records.at(lane.topic, lane.partition, offset)
+            stored = await records.at(lane.topic, lane.key, offset)
             if stored is None:
                 found.lost.append(offset)
                 continue
@@ -151,14 +152,14 @@ class Search:
             found.lost = list(dict.fromkeys(found.lost))
 
     async def _origins_of(self, group: str, lane: Lane, leases: PartitionLeases) -> dict[int, str]:
-        """Which topics the open records of a retry topic came from: read at the first look, then kept by `_fresh`."""
+        """Where the open records of a retry topic came from: read at the first look, then kept by `_fresh`."""
         known = self._origins.get((group, lane.key))
         if known is None:
             known = {}
             for offset in leases.open_offsets():
-                stored = await self._context.records.at(lane.topic, lane.partition, offset)
+                stored = await self._context.records.at(lane.topic, lane.key, offset)
                 origin = None if stored is None else origin_of(stored.record.headers)
-                known[offset] = lane.topic if origin is None else origin.topic
+                known[offset] = lane.topic if origin is None else origin.place
             self._origins[group, lane.key] = known
         elif len(known) > 2 * leases.open_count + 64:
             for offset in known.keys() - leases.open_offsets():
@@ -174,14 +175,15 @@ class Search:
         hashes = None if tags is None else frozenset(tag_hash(tag) for tag in tags)
         begun: set[str] = set()
         if found.fetched_to < bounds.min_offset:
-            context.stats.lost_count += bounds.min_offset - found.fetched_to
+            if not lane.key.name:  # a light queue that comes back begins above where it ended: nothing was there
+                context.stats.lost_count += bounds.min_offset - found.fetched_to
             found.fetched_to = bounds.min_offset
         scan = _Scan(group, lane, leases, wanted, tags, context.table.config(group).fifo, begun)
         passed = 0
         while passed < SCAN_RECORDS and found.fetched_to < bounds.max_offset:
             first = found.fetched_to
             before = found.wanted_count
-            step = await context.records.step(lane.topic, lane.partition, first, tag_hashes=hashes)
+            step = await context.records.step(lane.topic, lane.partition, first, tag_hashes=hashes, name=lane.key.name)
             for entry in step.entries:
                 if not self._scan(scan, entry, found):
                     return
@@ -210,11 +212,11 @@ class Search:
             attempts, is_held = 0, False
             if lane.is_retry:
                 origin = origin_of(headers)
-                topic = lane.topic
+                place = lane.topic
                 if origin is not None:
-                    topic, attempts = origin.topic, origin.attempts
-                    is_held = topic not in wanted.topics
-                self._origins.setdefault((group, lane.key), {})[offset] = topic
+                    place, attempts = origin.place, origin.attempts
+                    is_held = place not in wanted.places
+                self._origins.setdefault((group, lane.key), {})[offset] = place
             fresh.append(Fresh(offset, message_group, attempts, is_held))
             is_withheld = message_group is not None and (message_group in begun or leases.is_withheld(message_group))
             if not is_held and not is_withheld:

@@ -90,13 +90,14 @@ from gateway.groups.machines.events import (
     LeaseMoved,
     LeasesBegun,
     LeasesSet,
+    LightBegun,
     MembershipEvent,
     QueueEvent,
     Rejected,
     Settled,
 )
 from gateway.groups.machines.membership import Member
-from gateway.groups.machines.progress import PartitionKey
+from gateway.groups.machines.progress import place_of
 from gateway.groups.machines.receipts import Signer
 from gateway.groups.machines.strategies.base import Partition, StrategyContext
 from gateway.groups.machines.strategies.registry import StrategyRegistry, installed
@@ -338,14 +339,15 @@ class Coordinator:
         """Tell who waits for leases to change, and remember where dead letters may be."""
         context = self._context
         group = event.group
+        if isinstance(event, LightBegun):
+            return  # whose receive it is, goes on
         if isinstance(event, LeasesBegun):
             if event.first == 0:
                 self._search.forget_topics(group, {event.topic_id})
             context.leases_changed.happened(group)
             return
-        key = PartitionKey(event.topic_id, event.partition)
-        queue = context.table.queue(group, event.topic_id)
-        leases = None if queue is None else queue.open.get(event.partition)
+        key = place_of(event.topic_id, event.partition, event.name)
+        leases = context.table.opened(group, key)
         if leases is None:
             self._search.forget(group, key)
         elif leases.may_have_dead_letters:
@@ -353,9 +355,9 @@ class Coordinator:
         match event:
             case Settled():
                 context.stats.settled_count += len(event.offsets)
-                self._receiving.settled(group)
+                self._receiving.settled(group, event.name)
             case LeaseMoved():
-                context.leases_moved.happened(group)
+                self._receiving.moved(group, key)
             case LeasesSet():
                 self._search.forget(group, key)
                 context.leases_changed.happened(group)

@@ -1,7 +1,8 @@
 """What consumers say about records in their hands: done, not done, never, or not yet.
 
 Acks of a group that come while one write is under way share the next, and with it one fdatasync. A wait that is long is
-spent in the timer, as a copy; a short one, or when the timer takes nothing, in place.
+spent in the timer, as a copy; a short one, or when the timer takes nothing, in place. In a light queue all are spent in
+place: copies for many of them would stand in one another's way.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from gateway.groups.machines.errors import IllegalRequest
 from gateway.groups.machines.events import Event
 from gateway.groups.machines.events import Settled as SettledEvent
 from gateway.groups.machines.leases import Decision, PartitionLeases, Verdict
-from gateway.groups.machines.progress import PartitionKey
+from gateway.groups.machines.progress import PartitionKey, Place, place_of
 from gateway.groups.machines.receipts import Receipt, Signer
 from gateway.groups.protocol import LEASE_OVER, RECEIPT_ILLEGAL, RECEIPTS_MAX, Settled, TopicPartition
 from store.errors import StoreError, StoreStopped
@@ -164,7 +165,7 @@ class Settling:
         await self._dead_letter(group, by_key)
         return _results(receipts, verdicts)
 
-    async def _dead_letter(self, group: str, keys: Iterable[PartitionKey]) -> None:
+    async def _dead_letter(self, group: str, keys: Iterable[Place]) -> None:
         """What is finished now (rejected, or nacked for the last time) goes to the dead letters."""
         for key in sorted(keys):
             await self._dead_letters.dead_letter(group, key)
@@ -172,13 +173,13 @@ class Settling:
     async def _send_off(
         self,
         group: str,
-        by_key: Mapping[PartitionKey, Sequence[_Placed]],
+        by_key: Mapping[Place, Sequence[_Placed]],
         delay_ms: int | None,
         now_ms: int,
-    ) -> dict[PartitionKey, set[int]]:
+    ) -> dict[Place, set[int]]:
         """Give the timer copies of the records that have a long time to wait; their offsets, if it takes them."""
         context = self._context
-        going: dict[PartitionKey, set[int]] = {}
+        going: dict[Place, set[int]] = {}
         copies: list[Copy] = []
         for key, own in by_key.items():
             if (leases := context.table.leases(group, key)) is not None:
@@ -199,7 +200,7 @@ class Settling:
     async def _copies_of(
         self,
         group: str,
-        key: PartitionKey,
+        key: Place,
         leases: PartitionLeases,
         receipts: Sequence[Receipt],
         delay_ms: int | None,
@@ -208,7 +209,7 @@ class Settling:
         """Copies of the records that are to wait in the timer, by offset."""
         config = self._context.table.config(group)
         topic = self._context.topic_name(key.topic_id)
-        if topic is None:
+        if topic is None or key.name:
             return []
         found: dict[int, Copy] = {}  # an extended lease has two receipts
         for receipt, verdict in zip(receipts, leases.verdicts(receipts, now_ms), strict=True):
@@ -221,9 +222,9 @@ class Settling:
                 or receipt.offset in found
             ):
                 continue
-            stored = await self._context.records.at(topic, key.partition, receipt.offset)
+            stored = await self._context.records.at(topic, key, receipt.offset)
             if stored is not None:
-                origin = copied_from(group, topic, key.partition, stored, receipt.attempt)
+                origin = copied_from(group, topic, key, stored, receipt.attempt)
                 record = retry_copy(stored.record, origin)
                 found[receipt.offset] = Copy.of(stored, record, origin.partition, now_ms + wait_ms)
         return list(found.items())
@@ -274,15 +275,15 @@ def _record_count(parsed: _Receipts) -> int:
     return sum([1 if receipt is None else receipt.size for receipt in parsed])
 
 
-def _by_key(parsed: _Receipts) -> dict[PartitionKey, list[_Placed]]:
-    """The receipts of each partition, and where they stand."""
-    by_key: dict[PartitionKey, list[_Placed]] = {}
+def _by_key(parsed: _Receipts) -> dict[Place, list[_Placed]]:
+    """The receipts of each partition or light queue, and where they stand."""
+    by_key: dict[Place, list[_Placed]] = {}
     at = 0
     for receipt in parsed:
         if receipt is None:
             at += 1
             continue
-        key = PartitionKey(receipt.topic_id, receipt.partition)
+        key = place_of(receipt.topic_id, receipt.partition, receipt.name)
         if (own := by_key.get(key)) is None:
             own = by_key[key] = []
         own.append((at, receipt))

@@ -8,6 +8,7 @@ Headers of a copy, all text; a copy of a copy keeps the first place:
     mq-origin-topic, mq-origin-partition, mq-origin-offset   the record it is a copy of
     mq-origin-deliver-at, mq-origin-schedule-id, mq-origin-schedule-key
                                                              what was written there if it came from the timer
+    mq-origin-queue, mq-origin-queue-offset                  the light queue that it was received from, and where there
     mq-origin-keys                                           "raw", if that is how its topic has keys (store/topics.py)
     mq-attempts                                              deliveries so far
     mq-reason, mq-dead-lettered-at (epoch ms)                of a dead letter only
@@ -40,6 +41,8 @@ ORIGIN_DELIVER_AT = "mq-origin-deliver-at"
 ORIGIN_SCHEDULE_ID = "mq-origin-schedule-id"
 ORIGIN_SCHEDULE_KEY = "mq-origin-schedule-key"
 ORIGIN_KEYS = "mq-origin-keys"
+ORIGIN_QUEUE = "mq-origin-queue"
+ORIGIN_QUEUE_OFFSET = "mq-origin-queue-offset"
 ATTEMPTS = "mq-attempts"
 REASON = "mq-reason"
 DEAD_LETTERED_AT = "mq-dead-lettered-at"
@@ -48,7 +51,7 @@ assert set(RESERVED_PREFIXES) >= {RETRY_PREFIX, DEAD_LETTER_PREFIX}
 
 _OF_COPIES = frozenset(
     (ORIGIN_TOPIC, ORIGIN_PARTITION, ORIGIN_OFFSET, ORIGIN_DELIVER_AT, ORIGIN_SCHEDULE_ID, ORIGIN_SCHEDULE_KEY)
-) | {ORIGIN_KEYS, ATTEMPTS, REASON, DEAD_LETTERED_AT}
+) | {ORIGIN_QUEUE, ORIGIN_QUEUE_OFFSET, ORIGIN_KEYS, ATTEMPTS, REASON, DEAD_LETTERED_AT}
 _KEPT_AS = {
     DELIVER_AT_HEADER: ORIGIN_DELIVER_AT,
     SCHEDULE_ID_HEADER: ORIGIN_SCHEDULE_ID,
@@ -58,13 +61,21 @@ _SHOWN_AS = {kept: shown for shown, kept in _KEPT_AS.items()}
 
 
 class Origin(NamedTuple):
-    """Where a record came from first, and how often it was delivered before. `raw_keys`: its topic's keys are."""
+    """Where a record came from first, and how often it was delivered before. `raw_keys`: its topic's keys are.
+    `queue`: the light queue it was received from, and its offset there."""
 
     topic: str
     partition: int
     offset: int
     attempts: int
     raw_keys: bool
+    queue: str | None = None
+    queue_offset: int | None = None
+
+    @property
+    def place(self) -> str:
+        """What a consumer asks for to get it: the topic, or `topic/queue`."""
+        return place_name(self.topic, self.queue)
 
 
 def check_group_name(group: str) -> None:
@@ -72,6 +83,11 @@ def check_group_name(group: str) -> None:
     if len(group.encode()) > GROUP_NAME_BYTES_MAX:
         raise IllegalRequest(f"a group name has at most {GROUP_NAME_BYTES_MAX} bytes")
     check_name(group)
+
+
+def place_name(topic: str, queue: str | None) -> str:
+    """A topic, or a light queue of it: no topic's name has a slash."""
+    return topic if queue is None else f"{topic}/{queue}"
 
 
 def retry_topic(group: str) -> str:
@@ -94,6 +110,7 @@ def origin_of(headers: Headers) -> Origin | None:
             int(found[ORIGIN_OFFSET]),
             int(found[ATTEMPTS]),
             found.get(ORIGIN_KEYS) == KeyForm.RAW.encode(),
+            *((found[ORIGIN_QUEUE].decode(), int(found[ORIGIN_QUEUE_OFFSET])) if ORIGIN_QUEUE in found else ()),
         )
     except (KeyError, ValueError):
         return None
@@ -131,6 +148,11 @@ def _copy(record: DecodedRecord, origin: Origin, more: Sequence[tuple[str, bytes
         (ORIGIN_PARTITION, b"%d" % origin.partition),
         (ORIGIN_OFFSET, b"%d" % origin.offset),
         (ATTEMPTS, b"%d" % origin.attempts),
+        *(
+            ()
+            if origin.queue is None
+            else ((ORIGIN_QUEUE, origin.queue.encode()), (ORIGIN_QUEUE_OFFSET, b"%d" % (origin.queue_offset or 0)))
+        ),
         *(((ORIGIN_KEYS, KeyForm.RAW.encode()),) if origin.raw_keys else ()),
         *more,
     ]

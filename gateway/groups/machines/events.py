@@ -39,7 +39,7 @@ class MemberJoined:
     metadata: bytes = b""
     visible: Visible | None = None
     plans: bool = False
-    """See `Member.plans`. Written only when it is true, so that servers from before it read what they know."""
+    """See `Member.plans`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +189,8 @@ class Leased:
     until_ms: int
     attempt_id: str | None = None
     attempts: tuple[int, ...] = ()
+    name: str = ""
+    """Of the light queue, in whose offsets all is, here and in the events of leases below; empty: of the partition."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +207,7 @@ class LeaseMoved:
     visible_at_ms: int
     leased: bool
     uncounted: bool = False
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +219,7 @@ class Rejected:
     partition: int
     offsets: tuple[int, ...]
     reason: str
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +230,7 @@ class Settled:
     topic_id: int
     partition: int
     offsets: tuple[int, ...]
+    name: str = ""
 
 
 class OpenRecord(NamedTuple):
@@ -254,6 +259,15 @@ class LeasesBegun:
 
 
 @dataclass(frozen=True, slots=True)
+class LightBegun:
+    """A group leases records of light queues of a topic from here on; receipts of another epoch are void."""
+
+    group: str
+    topic_id: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
 class LeasesSet:
     """The whole state of one partition's leases: a snapshot, or a reset to `next_offset` that voids older receipts."""
 
@@ -263,15 +277,16 @@ class LeasesSet:
     epoch: int
     next_offset: int
     open_records: tuple[OpenRecord, ...]
+    name: str = ""
 
 
 MembershipEvent = MemberJoined | MemberLeft | AssignmentAsked | Rebalanced | PartitionsAssigned | PartitionsReleased
 ProgressEvent = OffsetsCommitted | Forgotten
 LightEvent = LightCommitted | LightForgotten
 LeaseEvent = Leased | LeaseMoved | Rejected | Settled | LeasesSet
-"""Of one partition."""
+"""Of one partition, or one light queue of it."""
 
-QueueEvent = LeaseEvent | LeasesBegun
+QueueEvent = LeaseEvent | LeasesBegun | LightBegun
 GroupEvent = Configured | DocumentPut | Barrier
 Event = MembershipEvent | ProgressEvent | LightEvent | QueueEvent | GroupEvent
 
@@ -292,11 +307,16 @@ _KINDS: dict[str, type[Event]] = {
     "settled": Settled,
     "leases_set": LeasesSet,
     "leases_begun": LeasesBegun,
+    "light_begun": LightBegun,
     "configured": Configured,
     "document_put": DocumentPut,
     "barrier": Barrier,
 }
 _NAMES = {kind: name for name, kind in _KINDS.items()}
+
+
+_LEFT_OUT = ("plans", "name")
+"""Fields that are not written where they say nothing, so that servers from before them read what they know."""
 
 
 def encode_event(event: Event) -> bytes:
@@ -305,7 +325,7 @@ def encode_event(event: Event) -> bytes:
     written: dict[str, Any] = {"event": _NAMES[kind]}
     for name, write in _WRITERS[kind]:
         value = getattr(event, name)
-        if name == "plans" and not value:
+        if name in _LEFT_OUT and not value:
             continue
         written[name] = value if write is None else write(value)
     return orjson.dumps(written)

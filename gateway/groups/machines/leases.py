@@ -173,14 +173,24 @@ class _State:
 
 
 class PartitionLeases:
-    """The leases of one group in one partition. With nothing open, all it knows is `epoch` and `next_offset`."""
+    """The leases of one group in one partition, or in one light queue of it (`name`, and its offsets). With
+    nothing open, all it knows is `epoch` and `next_offset`."""
 
-    __slots__ = ("_config", "_partition_id", "_state")
+    __slots__ = ("_config", "_name", "_partition_id", "_state")
 
     def __init__(
-        self, group: str, topic_id: int, partition: int, config: GroupConfig, *, epoch: int = 0, next_offset: int = 0
+        self,
+        group: str,
+        topic_id: int,
+        partition: int,
+        config: GroupConfig,
+        *,
+        epoch: int = 0,
+        next_offset: int = 0,
+        name: str = "",
     ) -> None:
         self._partition_id = (group, topic_id, partition)
+        self._name = name
         self._config = config
         self._state = _State(epoch, next_offset)
 
@@ -344,7 +354,9 @@ class PartitionLeases:
             leased = (*offsets, *taken[: limit - len(offsets)])
             if len(leased) > len(offsets):
                 leases.append(Lease(fresh.start, _Run.ATTEMPT, until_ms, len(leased) - len(offsets)))
-            return leases, [Leased(*self._partition_id, fetched_to, taken, (), leased, until_ms, attempt_id)]
+            return leases, [
+                Leased(*self._partition_id, fetched_to, taken, (), leased, until_ms, attempt_id, name=self._name)
+            ]
         assert all(state.next_offset <= record.offset < fetched_to for record in fresh), "fresh records follow the old"
         is_fifo = self._config.fifo
         begun: set[str] = set()
@@ -365,7 +377,15 @@ class PartitionLeases:
         before = {record.offset: record.attempt for record in fresh if record.attempt}
         had = tuple(record.attempt for record in fresh) if before else ()
         event = Leased(
-            *self._partition_id, fetched_to, taken, message_groups, tuple(offsets), until_ms, attempt_id, had
+            *self._partition_id,
+            fetched_to,
+            taken,
+            message_groups,
+            tuple(offsets),
+            until_ms,
+            attempt_id,
+            had,
+            self._name,
         )
         records = state.records
         attempts = (records[at].attempt if at in records else before.get(at, 0) for at in offsets)
@@ -388,7 +408,10 @@ class PartitionLeases:
     def decide_ack(self, receipts: Iterable[Receipt], now_ms: int) -> Decision:
         """Records are consumed. They are done once the event is durable. Acking twice is fine."""
         return self._decide(
-            receipts, now_ms, is_done_ok=True, event_of=lambda offsets: Settled(*self._partition_id, offsets)
+            receipts,
+            now_ms,
+            is_done_ok=True,
+            event_of=lambda offsets: Settled(*self._partition_id, offsets, self._name),
         )
 
     def decide_ack_up_to(self, offset: int, now_ms: int) -> list[LeaseEvent]:
@@ -397,12 +420,14 @@ class PartitionLeases:
         held = [at for at, record in state.records.items() if record.is_leased and record.visible_at_ms > now_ms]
         held += [at for run in state.runs.values() if run.until_ms > now_ms for at in run.offsets()]
         offsets = tuple(sorted(at for at in held if at <= offset))
-        return [Settled(*self._partition_id, offsets)] if offsets else []
+        return [Settled(*self._partition_id, offsets, self._name)] if offsets else []
 
     def decide_give_back(self, receipts: Iterable[Receipt], now_ms: int) -> Decision:
         """Records never reached the consumer: ready at once, and the attempt does not count."""
         return self._decide(
-            receipts, now_ms, event_of=lambda offsets: LeaseMoved(*self._partition_id, offsets, now_ms, False, True)
+            receipts,
+            now_ms,
+            event_of=lambda offsets: LeaseMoved(*self._partition_id, offsets, now_ms, False, True, self._name),
         )
 
     def decide_extend(self, receipts: Iterable[Receipt], invisible_ms: int, now_ms: int) -> Decision:
@@ -412,7 +437,9 @@ class PartitionLeases:
         return self._decide(
             receipts,
             now_ms,
-            event_of=lambda offsets: LeaseMoved(*self._partition_id, offsets, now_ms + invisible_ms, True),
+            event_of=lambda offsets: LeaseMoved(
+                *self._partition_id, offsets, now_ms + invisible_ms, True, name=self._name
+            ),
         )
 
     def check_delay(self, delay_ms: int | None) -> None:
@@ -443,31 +470,33 @@ class PartitionLeases:
                         continue
                 waiting.setdefault(now_ms + wait_ms, []).append(receipt.offset)
         events: list[LeaseEvent] = [
-            LeaseMoved(*self._partition_id, tuple(sorted(set(offsets))), visible_at_ms, False)
+            LeaseMoved(*self._partition_id, tuple(sorted(set(offsets))), visible_at_ms, False, name=self._name)
             for visible_at_ms, offsets in waiting.items()
         ]
         if finished:
-            events.append(Rejected(*self._partition_id, tuple(sorted(finished)), f"{EXHAUSTED}: {reason}"))
+            events.append(Rejected(*self._partition_id, tuple(sorted(finished)), f"{EXHAUSTED}: {reason}", self._name))
         return Decision(verdicts, events)
 
     def decide_reject(self, receipts: Iterable[Receipt], reason: str, now_ms: int) -> Decision:
         """Records shall not be tried again: `dead_letters` names them from now on."""
-        return self._decide(receipts, now_ms, event_of=lambda offsets: Rejected(*self._partition_id, offsets, reason))
+        return self._decide(
+            receipts, now_ms, event_of=lambda offsets: Rejected(*self._partition_id, offsets, reason, self._name)
+        )
 
     def decide_settle(self, offsets: Iterable[int]) -> list[LeaseEvent]:
         """Copies of these records, in the dead-letter topic or the timer, are durable (or they are gone from the log):
         they are done."""
         settled = tuple(offset for offset in dict.fromkeys(offsets) if self._is_open(offset))
-        return [Settled(*self._partition_id, settled)] if settled else []
+        return [Settled(*self._partition_id, settled, self._name)] if settled else []
 
     def decide_reset(self, next_offset: int, now_ms: int) -> list[LeaseEvent]:
         """Begin anew at an offset, at first use or by an operator: all leases end, all receipts are void. The epoch is
         a time, so that receipts from before a deletion of the group are void too."""
-        return [LeasesSet(*self._partition_id, max(self._state.epoch + 1, now_ms), next_offset, ())]
+        return [LeasesSet(*self._partition_id, max(self._state.epoch + 1, now_ms), next_offset, (), self._name)]
 
     def snapshot(self) -> LeasesSet:
         """An event that leads an empty machine to this state."""
-        return LeasesSet(*self._partition_id, *self.frozen())
+        return LeasesSet(*self._partition_id, *self.frozen(), self._name)
 
     def frozen(self) -> tuple[int, int, tuple[OpenRecord, ...]]:
         """Epoch, next offset and open records, as they are now: what an event of the state is made of."""

@@ -1,9 +1,10 @@
 """How far groups are in light queues: one number for each (group, light queue), and nothing else.
 
 A reader of a light queue is often a device of its own, and there are as many of them as queues: a group that is only
-this has no settings, no members, no object here, and counts in no list of groups.
+this has no settings, no members and no object here but a number: how many offsets it has.
 
     topic id → partition u32 | group | 00 | name → offset    16 bytes and the names, in one dictionary a topic
+    group → count
 
 The number is the next offset to read. What is said last stands, also when it is less: a device may go back.
 """
@@ -11,6 +12,7 @@ The number is the next offset to read. What is said last stands, also when it is
 from __future__ import annotations
 
 import struct
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 
@@ -26,13 +28,17 @@ FORGOTTEN = -1
 LIGHT_POSITION_BYTES = 180
 """What one takes besides its names: a key, an integer, a place in a dictionary."""
 
+LIGHT_GROUP_BYTES = 180
+"""What a group takes besides its name."""
+
 
 class LightOffsets:
     """Those of one node. Changes through `apply` alone."""
 
     def __init__(self) -> None:
         self._topics: dict[int, dict[bytes, int]] = {}
-        self._bytes: dict[int, int] = {}  # of each topic
+        self.counts: Counter[str] = Counter()
+        """How many each group has, of those that have some."""
         self.size_bytes = 0
         """What they take, about."""
 
@@ -46,30 +52,60 @@ class LightOffsets:
     def added_bytes(self, event: LightCommitted) -> int:
         """How much more they would take with this."""
         known = self._topics.get(event.topic_id, {})
-        keys = {_key(one.partition, one.group, one.name) for one in event.positions if one.offset != FORGOTTEN}
-        return sum(LIGHT_POSITION_BYTES + len(key) for key in keys if key not in known)
+        more = [one for one in event.positions if one.offset != FORGOTTEN]
+        keys = {_key(one.partition, one.group, one.name) for one in more}
+        groups = {one.group for one in more if one.group not in self.counts}
+        return sum(_position_bytes(key) for key in keys if key not in known) + sum(map(_group_bytes, groups))
 
     def apply(self, event: LightCommitted | LightForgotten) -> None:
         """Change the table; the only way it changes, live or at start."""
         if isinstance(event, LightForgotten):
-            if self._topics.pop(event.topic_id, None) is not None:
-                self.size_bytes -= self._bytes.pop(event.topic_id)
+            for key in self._topics.pop(event.topic_id, {}):
+                self._is_gone(_position(key, 0).group, key)
             return
-        topic_id, more = event.topic_id, 0
-        offsets = self._topics.setdefault(topic_id, {})
         for partition, group, name, offset in event.positions:
-            key = _key(partition, group, name)
-            is_known = key in offsets
-            if offset != FORGOTTEN:
-                offsets[key] = offset
-                more += 0 if is_known else LIGHT_POSITION_BYTES + len(key)
-            elif is_known:
-                del offsets[key]
-                more -= LIGHT_POSITION_BYTES + len(key)
-        self.size_bytes += more
-        self._bytes[topic_id] = self._bytes.get(topic_id, 0) + more
-        if not offsets:
-            del self._topics[topic_id], self._bytes[topic_id]
+            self.put(group, event.topic_id, partition, name, offset)
+
+    def put(self, group: str, topic_id: int, partition: int, name: str, offset: int) -> None:
+        """One of them is this now; nothing, if it is FORGOTTEN."""
+        key = _key(partition, group, name)
+        offsets = self._topics.get(topic_id, {})
+        if offset == FORGOTTEN:
+            if offsets.pop(key, None) is not None:
+                self._is_gone(group, key)
+                if not offsets:
+                    del self._topics[topic_id]
+            return
+        if key not in offsets:
+            offsets = self._topics.setdefault(topic_id, offsets)
+            if group not in self.counts:
+                self.size_bytes += _group_bytes(group)
+            self.counts[group] += 1
+            self.size_bytes += _position_bytes(key)
+        offsets[key] = offset
+
+    def _is_gone(self, group: str, key: bytes) -> None:
+        self.size_bytes -= _position_bytes(key)
+        self.counts[group] -= 1
+        if not self.counts[group]:
+            del self.counts[group]
+            self.size_bytes -= _group_bytes(group)
+
+    def of_group(self, group: str, topic_id: int) -> dict[tuple[int, str], int]:
+        """All of a group in a topic, by partition and name. Goes through those of all groups."""
+        if group not in self.counts:
+            return {}
+        wanted = group.encode() + _NAME_BEGINS
+        begin, name_begins = _PARTITION.size, _PARTITION.size + len(wanted)
+        return {
+            (_PARTITION.unpack_from(key)[0], key[name_begins:].decode()): offset
+            for key, offset in self._topics.get(topic_id, {}).items()
+            if key.startswith(wanted, begin)
+        }
+
+    def topic_ids(self) -> list[int]:
+        """Topics in which any group has one."""
+        return sorted(self._topics)
 
     def decide_prune(self, exists: Callable[[int], bool]) -> list[LightForgotten]:
         """Forget those of topics that are gone."""
@@ -85,6 +121,14 @@ def _events_of(topics: Iterable[tuple[int, dict[bytes, int]]]) -> Iterator[Light
         left = iter(offsets.items())
         while some := tuple(_position(key, offset) for key, offset in islice(left, COMMITS_MAX)):
             yield LightCommitted(topic_id, some)
+
+
+def _position_bytes(key: bytes) -> int:
+    return LIGHT_POSITION_BYTES + len(key)
+
+
+def _group_bytes(group: str) -> int:
+    return LIGHT_GROUP_BYTES + len(group.encode())
 
 
 def _key(partition: int, group: str, name: str) -> bytes:

@@ -60,6 +60,28 @@ class PartitionKey(NamedTuple):
     topic_id: int
     partition: int
 
+    @property
+    def name(self) -> str:
+        """Of a light queue: none."""
+        return ""
+
+
+class LightKey(NamedTuple):
+    """A light queue of a partition, by the topic's id."""
+
+    topic_id: int
+    partition: int
+    name: str
+
+
+Place = PartitionKey | LightKey
+"""Where records are leased one by one: each is a machine of its own."""
+
+
+def place_of(topic_id: int, partition: int, name: str) -> Place:
+    """The light queue of this name in a partition; without a name, the partition."""
+    return LightKey(topic_id, partition, name) if name else PartitionKey(topic_id, partition)
+
 
 @dataclass(frozen=True, slots=True)
 class Found:

@@ -11,6 +11,9 @@ base64url of 57 bytes, big-endian, `.`, and the index, a decimal number:
     | version | u32      | u32       | i64          | u32     | i64       | i64   | u32   | 16 bytes  |
     +---------+----------+-----------+--------------+---------+-----------+-------+-------+-----------+
 
+Of a light queue the form is `r3.`: the version is 3, offsets are the queue's, its name stands between the count and the
+signature, and a zero between name and group in what is signed.
+
 The signature is keyed BLAKE2b (RFC 7693) with 16 bytes, of the bytes before it and the group's name: the receipt of one
 group is worth nothing in another. Whoever holds one receipt of a run can make the others of it: they went to the same
 consumer, in one answer. Whether the lease still holds is not this file's matter (see `leases`).
@@ -29,6 +32,7 @@ from hmac import compare_digest
 from typing import NamedTuple
 
 from gateway.groups.machines.errors import IllegalRequest
+from store.limits import LIGHT_NAME_BYTES_MAX
 
 KEY_BYTES_MIN = 16
 KEY_BYTES_MAX = 64
@@ -57,18 +61,25 @@ class _Form(NamedTuple):
     version: int
     prefix: str
     body: struct.Struct
-    padding: str
-    """What base64 would end with."""
+    has_name: bool = False
 
-    @property
-    def chars(self) -> int:
-        """Of the text, prefix included."""
+    def fits(self, text: str) -> bool:
+        """Whether a text is as long as such a receipt."""
         signed_bytes = self.body.size + _SIGNATURE_BYTES
-        return len(self.prefix) + (signed_bytes + 2) // 3 * 4 - len(self.padding)
+        chars = len(text) - len(self.prefix)
+        if not self.has_name:
+            return chars == _chars(signed_bytes)
+        return _chars(signed_bytes + 1) <= chars <= _chars(signed_bytes + LIGHT_NAME_BYTES_MAX)
 
 
-_RUN = _Form(2, PREFIX, struct.Struct(">BIIqIqqI"), "")
-_SINGLE = _Form(1, "r1.", struct.Struct(">BIIqIqq"), "=")
+def _chars(byte_count: int) -> int:
+    """Of base64 without padding."""
+    return (byte_count * 4 + 2) // 3
+
+
+_RUN = _Form(2, PREFIX, struct.Struct(">BIIqIqqI"))
+_LIGHT = _Form(3, "r3.", _RUN.body, has_name=True)
+_SINGLE = _Form(1, "r1.", struct.Struct(">BIIqIqq"))
 
 assert _RUN.body.size == 41
 assert _SINGLE.body.size == 37
@@ -76,7 +87,7 @@ assert _SINGLE.body.size == 37
 
 class Receipt(NamedTuple):
     """One lease of one record, or those of a run: of `size` records, the first one at `offset`. `until_ms` is epoch ms;
-    `epoch` is void after a reset of the group."""
+    `epoch` is void after a reset of the group. `name`: of the light queue whose offset it is."""
 
     topic_id: int
     partition: int
@@ -85,12 +96,13 @@ class Receipt(NamedTuple):
     until_ms: int
     epoch: int
     size: int = 1
+    name: str = ""
 
     def each(self) -> list[Receipt]:
         """Those of its records."""
-        topic_id, partition, offset, attempt, until_ms, epoch, size = self
+        topic_id, partition, offset, attempt, until_ms, epoch, size, name = self
         offsets = range(offset, offset + size)
-        return [_new(Receipt, (topic_id, partition, at, attempt, until_ms, epoch, 1)) for at in offsets]
+        return [_new(Receipt, (topic_id, partition, at, attempt, until_ms, epoch, 1, name)) for at in offsets]
 
 
 class Signer:
@@ -120,7 +132,7 @@ class Signer:
         texts: list[str] = []
         first, count = None, 0
         for receipt in receipts:
-            topic_id, partition, offset, attempt, until_ms, epoch, size = receipt
+            topic_id, partition, offset, attempt, until_ms, epoch, size, name = receipt
             if (
                 first is not None
                 and offset == first.offset + count
@@ -129,6 +141,7 @@ class Signer:
                 and partition == first.partition
                 and topic_id == first.topic_id
                 and epoch == first.epoch
+                and name == first.name
                 and count + size <= RUN_RECORDS_MAX
             ):
                 count += size
@@ -141,9 +154,10 @@ class Signer:
         return texts
 
     def _sign_run(self, group: str, run: Receipt) -> list[str]:
-        body = _RUN.body.pack(_RUN.version, *run)
-        signed = body + self._signature(self._keyed[0], group, body)
-        text = PREFIX + binascii.b2a_base64(signed, newline=False).translate(_URL_SAFE).decode()
+        form = _LIGHT if run.name else _RUN
+        body, name = form.body.pack(form.version, *run[:7]), run.name.encode()
+        signed = body + name + self._signature(self._keyed[0], group, body, name)
+        text = form.prefix + binascii.b2a_base64(signed, newline=False).rstrip(b"=").translate(_URL_SAFE).decode()
         self._remember(text, group, run)
         text += "."
         return [f"{text}{index}" for index in range(run.size)]
@@ -186,39 +200,38 @@ class Signer:
         remembered = self._remembered.get(signed)
         if remembered is not None and remembered[0] == group:
             return remembered[1]
-        fields = self._checked(group, signed, _RUN)
-        if fields is None:
-            return None
-        run = Receipt(*fields)
-        self._remember(signed, group, run)
+        run = self._checked(group, signed, _LIGHT if signed.startswith(_LIGHT.prefix) else _RUN)
+        if run is not None:
+            self._remember(signed, group, run)
         return run
 
     def _single(self, group: str, text: str) -> Receipt | None:
-        fields = self._checked(group, text, _SINGLE)
-        return None if fields is None else Receipt(*fields)
+        return self._checked(group, text, _SINGLE)
 
-    def _checked(self, group: str, text: str, form: _Form) -> tuple[int, ...] | None:
-        """What a text says behind its version; None unless it was signed for the group with one of the keys."""
-        if len(text) != form.chars or not text.startswith(form.prefix):
+    def _checked(self, group: str, text: str, form: _Form) -> Receipt | None:
+        """What a text says; None unless it was signed for the group with one of the keys."""
+        if not text.startswith(form.prefix) or not form.fits(text):
             return None
         try:
             ascii_text = text[len(form.prefix) :].encode("ascii").translate(_STANDARD)
-            raw = binascii.a2b_base64(ascii_text + form.padding.encode(), strict_mode=True)
+            raw = binascii.a2b_base64(ascii_text + b"=" * (-len(ascii_text) % 4), strict_mode=True)
         except ValueError:
             return None
-        if binascii.b2a_base64(raw, newline=False) != ascii_text + form.padding.encode():
+        if binascii.b2a_base64(raw, newline=False).rstrip(b"=") != ascii_text:
             return None  # bits that say nothing: a receipt has one spelling
-        body, signature = raw[: form.body.size], raw[form.body.size :]
+        body, name, signature = raw[: form.body.size], raw[form.body.size : -_SIGNATURE_BYTES], raw[-_SIGNATURE_BYTES:]
         # Every key is tried in full, in constant time: how long it took says nothing about the signature.
         is_ours = False
         for keyed in self._keyed:
-            is_ours |= compare_digest(self._signature(keyed, group, body), signature)
+            is_ours |= compare_digest(self._signature(keyed, group, body, name), signature)
         version, *fields = form.body.unpack(body)
-        return tuple(fields) if is_ours and version == form.version else None
+        if not is_ours or version != form.version:
+            return None
+        return Receipt(*fields)._replace(name=name.decode())
 
-    def _signature(self, keyed: blake2b, group: str, body: bytes) -> bytes:
+    def _signature(self, keyed: blake2b, group: str, body: bytes, name: bytes) -> bytes:
         hashed = keyed.copy()
-        hashed.update(body + group.encode())
+        hashed.update(body + (name + b"\0" if name else b"") + group.encode())
         return hashed.digest()
 
     def _remember(self, signed: str, group: str, run: Receipt) -> None:

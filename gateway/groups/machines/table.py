@@ -6,6 +6,7 @@ A group is there from its first event until it is deleted. What it has in a topi
     membership    members and their partitions         see `membership`
     progress      committed offsets, all groups'       see `progress`, `light_offsets`
     leases        queue mode, a topic each             see `topic_leases`, `leases`
+                  in its light queues                  see `light_leases`
     documents     what others keep beside a group      DocumentPut
 
 In one partition a group is in queue mode or not: where it is, its offset is that of the first record that is not done
@@ -36,9 +37,11 @@ from gateway.groups.machines.events import (
     Event,
     Forgotten,
     Leased,
+    LeaseEvent,
     LeaseMoved,
     LeasesBegun,
     LeasesSet,
+    LightBegun,
     LightCommitted,
     LightForgotten,
     MemberJoined,
@@ -53,9 +56,18 @@ from gateway.groups.machines.events import (
     Settled,
 )
 from gateway.groups.machines.leases import PartitionLeases
+from gateway.groups.machines.light_leases import LightLeases
 from gateway.groups.machines.light_offsets import LightOffsets
 from gateway.groups.machines.membership import Membership
-from gateway.groups.machines.progress import POSITION_BYTES, Found, PartitionKey, Progress, Stored
+from gateway.groups.machines.progress import (
+    POSITION_BYTES,
+    Found,
+    LightKey,
+    PartitionKey,
+    Place,
+    Progress,
+    Stored,
+)
 from gateway.groups.machines.strategies.base import Assignment, Partition, Strategy, StrategyContext
 from gateway.groups.machines.strategies.registry import StrategyRegistry
 from gateway.groups.machines.topic_leases import TopicLeases
@@ -81,6 +93,12 @@ class Group:
     queues: dict[int, TopicLeases] = field(default_factory=dict)
     """Queue mode, by topic id."""
 
+    light: dict[int, LightLeases] = field(default_factory=dict)
+    """Queue mode in light queues, by topic id."""
+
+    light_epochs_bytes: int = 0
+    """What those that were reset take, in all topics."""
+
     documents: dict[str, bytes] = field(default_factory=dict)
     documents_bytes: int = 0
     queue_partition_count: int = 0
@@ -92,14 +110,18 @@ class Group:
     @property
     def size_bytes(self) -> int:
         """What it keeps but for committed offsets and open records, about."""
-        queues_bytes = len(self.queues) * QUEUE_BYTES + self.queue_partition_count * POSITION_BYTES
+        queues_bytes = (len(self.queues) + len(self.light)) * QUEUE_BYTES
+        queues_bytes += self.queue_partition_count * POSITION_BYTES + self.light_epochs_bytes
         return self.settings_bytes + self.documents_bytes + queues_bytes + self.membership.size_bytes
 
-    def open_leases(self) -> Iterator[tuple[PartitionKey, PartitionLeases]]:
-        """The partitions with open records."""
+    def open_leases(self) -> Iterator[tuple[Place, PartitionLeases]]:
+        """The partitions, and light queues, with open records."""
         for topic_id, queue in self.queues.items():
             for partition, leases in queue.open.items():
                 yield PartitionKey(topic_id, partition), leases
+        for topic_id, light in self.light.items():
+            for (partition, name), leases in light.open.items():
+                yield LightKey(topic_id, partition, name), leases
 
     def leased_count(self, now_ms: int) -> int:
         """Records in consumers' hands, in all partitions."""
@@ -163,9 +185,14 @@ class GroupTable:
         found = self._groups.get(group_of(group))
         return GroupConfig() if found is None else found.config
 
-    def leases(self, group: str, key: PartitionKey) -> PartitionLeases | None:
-        """A group's leases in a partition; None where it is not in queue mode."""
+    def leases(self, group: str, key: Place) -> PartitionLeases | None:
+        """A group's leases in a partition or light queue; None where it is not in queue mode."""
         found = self._groups.get(group)
+        if isinstance(key, LightKey):
+            light = None if found is None else found.light.get(key.topic_id)
+            if found is None or light is None:
+                return None
+            return light.at(key.partition, key.name, found.config, self.light_offset(group, key))
         queue = None if found is None else found.queues.get(key.topic_id)
         if found is None or queue is None or key.partition >= queue.end:
             return None
@@ -175,6 +202,26 @@ class GroupTable:
         """A group's leases in a topic; None where it is not in queue mode."""
         found = self._groups.get(group)
         return None if found is None else found.queues.get(topic_id)
+
+    def opened(self, group: str, key: Place) -> PartitionLeases | None:
+        """A group's leases in a partition or light queue with open records; None where there are none."""
+        found = self._groups.get(group)
+        if found is None:
+            return None
+        if isinstance(key, LightKey):
+            light = found.light.get(key.topic_id)
+            return None if light is None else light.open.get((key.partition, key.name))
+        queue = found.queues.get(key.topic_id)
+        return None if queue is None else queue.open.get(key.partition)
+
+    def light(self, group: str, topic_id: int) -> LightLeases | None:
+        """A group's leases in the light queues of a topic; None where it is not in queue mode."""
+        found = self._groups.get(group)
+        return None if found is None else found.light.get(topic_id)
+
+    def light_offset(self, group: str, key: LightKey) -> int:
+        """The first record of a light queue that a group is not done with; 0: it begins with the first there is."""
+        return self.light_offsets.get(group, *key) or 0
 
     def queue_or_new(self, group: str, topic_id: int) -> TopicLeases:
         """The same, or an empty one, which is not in the table before its first event is applied."""
@@ -191,6 +238,11 @@ class GroupTable:
         """Topics in which a group has offsets or leases."""
         found = self._groups.get(group)
         return self.progress.topic_ids(group) | (set() if found is None else found.queues.keys())
+
+    def light_topic_ids(self, group: str) -> set[int]:
+        """Topics in whose light queues a group leases records."""
+        found = self._groups.get(group)
+        return set() if found is None else set(found.light)
 
     @property
     def size_bytes(self) -> int:
@@ -215,7 +267,8 @@ class GroupTable:
         """Forget what groups have in topics that are gone; topic ids are not reused, so it can never matter again."""
         events: list[Forgotten] = []
         for name in self.names():
-            gone = sorted(topic_id for topic_id in self.topic_ids(name) if not exists(topic_id))
+            ids = self.topic_ids(name) | self.light_topic_ids(name)
+            gone = sorted(topic_id for topic_id in ids if not exists(topic_id))
             if gone:
                 events.append(Forgotten(name, tuple(gone)))
         return events
@@ -230,6 +283,14 @@ class GroupTable:
             parts.append([DocumentPut(name, key, content) for key, content in sorted(group.documents.items())])
             parts.append(group.membership.snapshot())
             parts += [queue.snapshot() for queue in group.queues.values()]
+            for topic_id, light in group.light.items():
+                if names is None:
+                    idle = {
+                        place: self.light_offset(name, LightKey(topic_id, *place)) for place in light.reset_places()
+                    }
+                else:
+                    idle = self.light_offsets.of_group(name, topic_id)
+                parts.append(light.snapshot(idle))
         parts.append(self.progress.snapshot(names))
         if names is None:
             parts.append(self.light_offsets.snapshot())
@@ -274,6 +335,10 @@ class GroupTable:
                 group.membership.apply(event, now_ms)
             case OffsetsCommitted():
                 self.progress.apply(event)
+            case LightBegun():
+                self._light_of(group, event.topic_id).begin(event)
+            case Leased() | LeaseMoved() | Rejected() | Settled() | LeasesSet() if event.name:
+                self._apply_light(group, event)
             case Leased() | LeaseMoved() | Rejected() | Settled() | LeasesSet() | LeasesBegun():
                 queue = group.queues.get(event.topic_id)
                 if queue is None:
@@ -295,6 +360,22 @@ class GroupTable:
                 assert_never(event)
 
     # How it is worked out
+
+    def _light_of(self, group: Group, topic_id: int) -> LightLeases:
+        light = group.light.get(topic_id)
+        if light is None:
+            light = group.light[topic_id] = LightLeases(group.name, topic_id)
+        return light
+
+    def _apply_light(self, group: Group, event: LeaseEvent) -> None:
+        light = self._light_of(group, event.topic_id)
+        key = LightKey(event.topic_id, event.partition, event.name)
+        before_bytes = light.epochs_bytes
+        changed = light.apply(event, group.config, self.light_offset(group.name, key))
+        group.light_epochs_bytes += light.epochs_bytes - before_bytes
+        group.open_count += changed.more
+        self.open_count += changed.more
+        self.light_offsets.put(group.name, *key, changed.low_offset)
 
     def _made(self, name: str) -> Group:
         config = self.config(name)
@@ -343,6 +424,12 @@ class GroupTable:
                 group.open_count -= open_count
                 self.open_count -= open_count
                 group.queue_partition_count -= queue.end
+        for topic_id in list(group.light) if event.topic_ids is None else event.topic_ids:
+            if (light := group.light.pop(topic_id, None)) is not None:
+                open_count = sum(leases.open_count for leases in light.open.values())
+                group.open_count -= open_count
+                self.open_count -= open_count
+                group.light_epochs_bytes -= light.epochs_bytes
         if event.topic_ids is None:
             del self._groups[event.group]
             self._groups_bytes -= before

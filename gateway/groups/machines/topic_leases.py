@@ -19,7 +19,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 
 from gateway.groups.machines.config import GroupConfig
-from gateway.groups.machines.events import LeasesBegun, LeasesSet, OpenRecord, QueueEvent
+from gateway.groups.machines.events import LeaseEvent, LeasesBegun, LeasesSet, OpenRecord
 from gateway.groups.machines.leases import PartitionLeases
 
 
@@ -81,7 +81,7 @@ class TopicLeases:
             _without_last_zeros(next_offsets),
         )
 
-    def snapshot(self) -> Iterator[QueueEvent]:
+    def snapshot(self) -> Iterator[LeaseEvent | LeasesBegun]:
         """Events that lead an empty machine to this state: as it is at this call, though they are made one by one,
         later and in another thread."""
         frozen = [(partition, leases.frozen()) for partition, leases in self.open.items()]
@@ -94,7 +94,7 @@ class TopicLeases:
         next_offsets: array[int],
         epochs: array[int],
         frozen: Sequence[tuple[int, tuple[int, int, tuple[OpenRecord, ...]]]],
-    ) -> Iterator[QueueEvent]:
+    ) -> Iterator[LeaseEvent | LeasesBegun]:
         for partition, _ in frozen:
             _put(next_offsets, partition, 0)
             _put(epochs, partition, 0)
@@ -108,7 +108,7 @@ class TopicLeases:
 
     # What has been decided and written
 
-    def apply(self, event: QueueEvent, config: GroupConfig) -> int:
+    def apply(self, event: LeaseEvent | LeasesBegun, config: GroupConfig) -> int:
         """Change the state; the only way it changes, live or at start. By how many the open records are more."""
         if isinstance(event, LeasesBegun):
             return self._begin(event)

@@ -24,6 +24,7 @@ from msgspec.structs import asdict
 
 from gateway.api.figures import GROUP_STEP_MS, MINUTE_MS
 from gateway.api.lease import settle
+from gateway.api.light import check_receives
 from gateway.api.pages import SORTED_IN_LOOP, page_of, read_cursor, write_cursor
 from gateway.api.render import delivered_as_list, settled_as_list
 from gateway.api.shapes import answers
@@ -174,7 +175,7 @@ async def group_leases(gateway: Gateway, request: web.Request, _: bytes) -> web.
     of topics that the caller may describe."""
     query = read_query(ListLeasesQuery, request, gateway)
     group = request.match_info["group"]
-    key = read_cursor(query.cursor, (str, int, int))
+    key = read_cursor(query.cursor, (str, int, str, int))
 
     def shows(topic: str) -> bool:
         return query.topic in (None, topic) and is_visible(request, topic)
@@ -193,12 +194,11 @@ async def group_leases(gateway: Gateway, request: web.Request, _: bytes) -> web.
             attempt=one.attempt,
             until_ms=one.until_ms,
             state="leased" if one.is_leased and one.until_ms > now_ms else "delayed",
+            queue=one.queue or None,
         )
         for one in found[: query.limit]
     ]
-    next_cursor = (
-        write_cursor((rows[-1].topic, rows[-1].partition, rows[-1].offset)) if len(found) > len(rows) else None
-    )
+    next_cursor = write_cursor(LeaseKey(*found[len(rows) - 1][:4])) if len(found) > len(rows) else None
     body = answers.LeasePage(next_cursor=next_cursor, total=total, leases=rows)
     return await packed(request, json_answer(request, body))
 
@@ -337,8 +337,7 @@ async def receive(gateway: Gateway, request: web.Request, body: bytes) -> web.Re
 async def leased(gateway: Gateway, group: str, asked: Receive, caller: Caller) -> Received:
     """What a caller gets on lease, of as many bytes as there is room for its answer. Raises as `Groups.receive`, and
     RequestError 403 where it may not receive from all of the topics."""
-    for topic in asked.topics:
-        caller.access.check(Permission.RECEIVE, topic=topic)
+    check_receives(caller.access, asked.topics, asked.queue)
     gateway.leases.pollers(group).heard(asked.consumer or caller.name, gateway.clock.now_ms())
     room_bytes = caller.allowance.share(min(asked.max_bytes * RENDERED_FACTOR, RECEIVED_BYTES_MAX))
     max_bytes = max(room_bytes // RENDERED_FACTOR, 1)
@@ -356,12 +355,16 @@ async def leased_as_json(gateway: Gateway, group: str, received: Received) -> by
 async def check_still(group: str, asked: Receive, caller: Caller, groups: Groups, received: Received) -> None:
     """What was leased is given back when who asked has gone, or may not receive it any more. Raises RequestError 403
     then."""
-    access = caller.access
-    is_allowed = all(access.allows(Permission.RECEIVE, topic=topic, group=group) for topic in asked.topics)
-    if received.messages and not (is_allowed and caller.is_there()):
-        await groups.give_back(group, [message.receipt for message in received.messages])
-    for topic in asked.topics:
-        access.check(Permission.RECEIVE, topic=topic, group=group)
+    receipts = [message.receipt for message in received.messages]
+    try:
+        check_receives(caller.access, asked.topics, asked.queue)
+        caller.access.check(Permission.RECEIVE, group=group)
+    except RequestError:
+        if receipts:
+            await groups.give_back(group, receipts)
+        raise
+    if receipts and not caller.is_there():
+        await groups.give_back(group, receipts)
 
 
 async def hand_out(
@@ -572,6 +575,7 @@ def _dead_letter(record: record_batch.DecodedRecord, *, json_values: bool) -> di
         "topic": None if origin is None else origin.topic,
         "partition": None if origin is None else origin.partition,
         "topic_offset": None if origin is None else origin.offset,
+        "queue": None if origin is None else origin.queue,
         "delivery_attempts": None if origin is None else origin.attempts,
         "reason": None if reason is None else reason.decode("utf-8", "replace"),
         "dead_lettered_at": int(at) if at is not None and at.isdigit() and len(at) < 16 else None,

@@ -505,12 +505,12 @@ _READ: dict[str, Operation] = {
     "commit_in_queue": Operation(
         tag="Read",
         answers={204: _nothing("Committed.")},
-        errors=(*QUERY, *PARTITION, 40002, 40050, 40953, 40963, 41601, 42251, 42950, *READS, *WRITES),
+        errors=(*QUERY, *PARTITION, 40002, 40050, 40952, 40953, 40963, 41601, 42251, 42950, *READS, *WRITES),
     ),
     "forget_in_queue": Operation(
         tag="Read",
         answers={204: _nothing("Forgotten.")},
-        errors=(*QUERY, *TOPIC, 40002, 42251, *WRITES),
+        errors=(*QUERY, *TOPIC, 40002, 40952, 42251, *WRITES),
     ),
     "get_queue": Operation(
         tag="Read",
@@ -659,7 +659,7 @@ _GROUPS: dict[str, Operation] = {
             ),
             204: _nothing("None came in time, and bytes were asked for."),
         },
-        errors=(*LEASES, *TOPIC, 40952, 42252, 42253),
+        errors=(*LEASES, *TOPIC, 40952, 40963, 42251, 42252, 42253),
     ),
     "ack": Operation(
         tag="Queue mode",

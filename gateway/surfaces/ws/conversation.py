@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import NoReturn, assert_never
 
 from gateway.api.errors import error_of
+from gateway.api.light import check_receives
 from gateway.api.shapes import commands as plain
 from gateway.api.turns import in_turns
 from gateway.auth.access import NOBODY, Access
@@ -33,7 +34,7 @@ from gateway.surfaces.ws.in_flight import InFlight, StartTask
 from gateway.surfaces.ws.outbox import Closing, Outbox
 from gateway.surfaces.ws.protocol import CloseCode
 from gateway.surfaces.ws.queue import Queue
-from gateway.surfaces.ws.rights import Rights, check_receives
+from gateway.surfaces.ws.rights import Rights
 from gateway.surfaces.ws.sends import records_in_steps, send
 from gateway.surfaces.ws.session import REFUSALS, Refusal, Session, already_subscribed
 from gateway.surfaces.ws.sessions import Sessions

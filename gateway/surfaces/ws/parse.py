@@ -231,10 +231,12 @@ def _check_queue(taken: SubscribeCommand, mode: Mode) -> None:
         raise invalid("pattern: not with a light queue, which is of topics that are named")
     if taken.format == "batch":
         raise invalid("format: light queues come message by message")
-    if mode is Mode.QUEUE or (is_many and mode is not Mode.READER):
-        raise invalid("mode: a light queue is read by a reader, or by name in stream mode")
+    if is_many and mode is not Mode.READER:
+        raise invalid("mode: light queues are read by name in stream and queue mode")
     if taken.member is not None:
         raise invalid("member: a group has no members in a light queue")
+    if mode is Mode.QUEUE and isinstance(taken.start, Mapping):
+        raise invalid('start: a light queue is begun at "earliest" or "latest"')
 
 
 def _start_of(mode: Mode, taken: SubscribeCommand, topics: Sequence[str] | None) -> Start | None:

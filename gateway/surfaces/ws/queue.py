@@ -19,7 +19,7 @@ from typing import NoReturn
 import orjson
 
 from gateway.api.lease import AllLeases, Lease, Leases, settle
-from gateway.api.render import written_in_runs
+from gateway.api.render import queue_as_json, written_in_runs
 from gateway.api.shapes.commands import Extend, Nack, Reject
 from gateway.api.shapes.groups import AckReceipts, ExtendBody
 from gateway.api.tasks import Tasks, is_set_within
@@ -27,6 +27,7 @@ from gateway.auth.access import Access, Permission
 from gateway.brokers.base import BrokerUnreachable
 from gateway.codec.records import add_headers, render_parts, split_lines
 from gateway.errors import RequestError
+from gateway.groups.machines.copies import place_name
 from gateway.groups.machines.errors import GroupError
 from gateway.groups.machines.progress import Start
 from gateway.groups.machines.subscription import Subscription as Pattern
@@ -61,7 +62,6 @@ class Queue:
     """One subscription in queue mode."""
 
     mode = Mode.QUEUE
-    queue: str | None = None
 
     def __init__(
         self,
@@ -81,6 +81,7 @@ class Queue:
         assert command.group is not None
         self.name = command.sub
         self.group: str = command.group
+        self.queue = command.queue
         self.ledger = ledger
         self._command = command
         self._form = form
@@ -219,7 +220,7 @@ class Queue:
         counts = []
         receipts: list[str] = []
         for topic, partition, next_offset in fed_partitions:
-            mine = self._leases.up_to(topic, partition, next_offset - 1)
+            mine = self._leases.up_to(place_name(topic, self.queue), partition, next_offset - 1)
             counts.append(len(mine))
             receipts += mine
         if receipts:
@@ -270,6 +271,7 @@ class Queue:
             tags=None if command.filter is None else command.filter.tags,
             consumer=self._consumer_name,
             start=self._start,
+            queue=self.queue,
         )
         receiving = asyncio.ensure_future(self._groups.receive(self.group, request))
         self._receiving = receiving
@@ -364,6 +366,7 @@ class Queue:
             "topic": one.topic,
             "partition": one.partition,
             "offset": one.offset,
+            **queue_as_json(one),
             "timestamp": one.timestamp_ms,
             "store_timestamp": one.store_time_ms,
             "attempt": one.attempt,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from gateway.api.light import check_light
 from gateway.auth.access import NOBODY, Access, Permission
 from gateway.groups.machines.subscription import Subscription as Pattern
 from gateway.routing.base import Routes, TopicView
@@ -71,15 +70,6 @@ class Rights:
             self._warn(left_ms)
         wait_ms = left_ms if self._has_warned else left_ms - WARNING_MS
         self._timer = asyncio.get_running_loop().call_later(min(wait_ms, _TIMER_MS_MAX) / 1000, self._look)
-
-
-def check_receives(access: Access, topics: Sequence[str], queue: str | None) -> None:
-    """Raises RequestError unless these topics, or of them this light queue, may be received from."""
-    for topic in topics:
-        if queue is None:
-            access.check(Permission.RECEIVE, topic=topic)
-        else:
-            check_light(access, topic, queue)
 
 
 def wanted_topics(

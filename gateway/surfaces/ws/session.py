@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from gateway.api.errors import error_of
-from gateway.api.light import names_begin
+from gateway.api.light import check_receives, names_begin
 from gateway.api.tasks import Tasks, stop
 from gateway.auth.access import Access, Permission
 from gateway.brokers.base import BrokerUnreachable
@@ -38,7 +38,6 @@ from gateway.surfaces.ws.outbox import Outbox, OutboxClosed
 from gateway.surfaces.ws.protocol import CloseCode
 from gateway.surfaces.ws.queue import Queue
 from gateway.surfaces.ws.reader import FOLLOWED_PARTITIONS_MAX, Positions, Reader
-from gateway.surfaces.ws.rights import check_receives
 from gateway.surfaces.ws.stream import Stream
 from store.errors import StoreError
 

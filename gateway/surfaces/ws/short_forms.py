@@ -11,6 +11,7 @@ import orjson
 from msgspec.structs import asdict
 
 from gateway.api.errors import error_of
+from gateway.api.light import check_receives
 from gateway.api.render import receipt_as_json
 from gateway.api.shapes.base import AnyShape, load_texts
 from gateway.api.shapes.queries import ConsumeQuery, ProduceQuery
@@ -22,7 +23,6 @@ from gateway.surfaces.ws.commands import Subscribe
 from gateway.surfaces.ws.conversation import Conversation
 from gateway.surfaces.ws.parse import parse_command
 from gateway.surfaces.ws.protocol import error_fields
-from gateway.surfaces.ws.rights import check_receives
 from gateway.surfaces.ws.session import REFUSALS, ledger_of
 from store.types import Acks
 

@@ -353,7 +353,7 @@ async def test_a_server_with_bad_files_does_not_start(tmp_path: Path) -> None:
 async def test_a_token_for_one_light_queue_sees_one_inbox(tmp_path: Path) -> None:
     config = config_of(tmp_path, **{"store.index": "rocksdb"})
     admin, _ = token_for(config, "root", "admin")
-    browser, _ = token_for(config, "ann", "receive:topic:orders/user/42")
+    browser, _ = token_for(config, "ann", "receive:topic:orders/user/42", "receive:group:ann")
     async with running(config) as url, client_of(url, admin) as root, client_of(url, browser) as ann:
         assert (await root.put("/mq/v1/topics/orders", json={"partitions": 1})).status == 201
         records = [{"value": 1, "queues": ["user/42", "user/421"]}, {"value": 2}]
@@ -368,4 +368,11 @@ async def test_a_token_for_one_light_queue_sees_one_inbox(tmp_path: Path) -> Non
             "/mq/v1/topics/orders",
         ):
             assert (await ann.get(path)).status == 403, path
+        leased: list[tuple[int, int]] = []
+        for queue in ({"queue": "user/42"}, {"queue": "user/421"}, {}):
+            answer = await ann.post("/mq/v1/groups/ann/messages:receive", json={"topics": ["orders"], **queue})
+            leased.append((answer.status, len((await answer.json()).get("messages", ()))))
+        assert leased == [(200, 1), (403, 0), (403, 0)]
+        other = await ann.post("/mq/v1/groups/bob/messages:receive", json={"topics": ["orders"], "queue": "user/42"})
+        assert other.status == 403
         assert (await ann.post("/topics/orders", json={"records": records})).status == 403

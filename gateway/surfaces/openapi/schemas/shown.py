@@ -48,11 +48,11 @@ NATIVE_PARTS = {
 }
 
 
-_IN_QUEUE = {
-    "message_id": STRING,
+_QUEUE = {
     "queue": said(STRING, "The light queue's name."),
     "queue_offset": said(OFFSET, "There; `offset` is the partition's."),
 }
+_IN_QUEUE = {"message_id": STRING, **_QUEUE}
 
 
 def native_record(required: Mapping[str, Schema], optional: Mapping[str, Schema] | None = None) -> Schema:
@@ -196,7 +196,7 @@ def leased() -> dict[str, Schema]:
                 "receipt": said(STRING, "What it is settled by, until `visible_until`."),
                 "visible_until": TIME_MS,
             },
-            {"message_group": STRING},
+            {"message_group": STRING, **_QUEUE},
         ),
         "Received": obj(
             {
@@ -214,6 +214,7 @@ def leased() -> dict[str, Schema]:
                             "topic": said(nullable(STRING), "Where it came from."),
                             "partition": nullable(PARTITION),
                             "topic_offset": nullable(OFFSET),
+                            "queue": said(nullable(STRING), "The light queue it was received from, if it was."),
                             "delivery_attempts": nullable(COUNT),
                             "reason": nullable(STRING),
                             "dead_lettered_at": nullable(TIME_MS),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from gateway.groups.coordinator.copies import BATCH_BYTES, Copy, CopyWriter, _cut, copied_from
 from gateway.groups.coordinator.records import Stored
 from gateway.groups.machines.copies import Origin, dead_letter_topic, origin_of, retry_copy, retry_topic
+from gateway.groups.machines.progress import PartitionKey
 from store import record_batch
 from store.record_batch import DecodedRecord, Record
 from tests.gateway.groups.coordinator.world import world
@@ -30,8 +31,10 @@ def test_the_first_place_is_kept_but_only_where_we_wrote_it() -> None:
     copy = retry_copy(record(b"v"), origin)
     (decoded,) = record_batch.decode(bytes(record_batch.encode([copy])))
     stored = Stored(decoded, 7, 0, True, False)
-    assert copied_from(G, retry_topic(G), 0, stored, 4) == Origin("orders", 1, 42, 4, True)
-    assert copied_from(G, "orders", 0, stored, 4) == Origin("orders", 0, 7, 4, False), "a sender's header says nothing"
+    assert copied_from(G, retry_topic(G), PartitionKey(17, 0), stored, 4) == Origin("orders", 1, 42, 4, True)
+    assert copied_from(G, "orders", PartitionKey(16, 0), stored, 4) == Origin("orders", 0, 7, 4, False), (
+        "a sender's header says nothing"
+    )
 
 
 async def test_retries_go_to_partitions_as_configured_and_dead_letters_to_one() -> None:

@@ -7,6 +7,7 @@ from array import array
 import pytest
 
 from gateway.groups.coordinator.records import Decoded, RecordReader, size_of
+from gateway.groups.machines.progress import PartitionKey
 from store.errors import UnknownQueue
 from tests.gateway.groups.coordinator.world import World, world
 
@@ -20,12 +21,12 @@ async def test_any_record_is_found_by_its_offset() -> None:
         await made.send(b"2", b"3", b"4")
         records = reader(made)
         for offset in (3, 0, 4, 2, 1):
-            stored = await records.at("orders", 0, offset)
+            stored = await records.at("orders", PartitionKey(16, 0), offset)
             assert stored is not None
             assert (stored.record.value, stored.offset, stored.size_bytes) == (b"%d" % offset, offset, 1)
-        assert await records.at("orders", 0, 5) is None
+        assert await records.at("orders", PartitionKey(16, 0), 5) is None
         with pytest.raises(UnknownQueue):
-            await records.at("nothing", 0, 0)
+            await records.at("nothing", PartitionKey(16, 0), 0)
 
 
 async def test_what_was_read_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:

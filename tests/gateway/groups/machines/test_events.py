@@ -20,6 +20,7 @@ from gateway.groups.machines.events import (
     LeaseMoved,
     LeasesBegun,
     LeasesSet,
+    LightBegun,
     LightCommitted,
     LightForgotten,
     LightPosition,
@@ -64,6 +65,9 @@ EXAMPLES: list[Event] = [
     LeasesSet("g", 16, 0, 2, 104, (OpenRecord(100, 1, 5, True, "a", "w1-1", None),)),
     LightCommitted(16, (LightPosition(0, "phone", "user/42", 7), LightPosition(1, "phone", "user/42", -1))),
     LightForgotten(16),
+    LightBegun("g", 16, 2),
+    Leased("g", 16, 0, 104, (102,), (), (102,), 1_767_225_600_000, name="user/42"),
+    LeasesSet("g", 16, 0, 2, 104, (), "user/42"),
 ]
 
 

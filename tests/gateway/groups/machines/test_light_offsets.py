@@ -35,21 +35,24 @@ def test_what_they_take_is_counted_as_it_grows_and_shrinks() -> None:
         committed((0, "g", "a", 5)),
         committed((0, "g", "a", FORGOTTEN), (7, "g", "c", FORGOTTEN)),
     ]
-    assert offsets.added_bytes(events[0]) == 2 * offsets.added_bytes(committed((0, "g", "a", 1)))
+    added_bytes = offsets.added_bytes(events[0])
     offsets.apply(events[0])
     size_bytes = offsets.size_bytes
-    assert size_bytes > 0
+    assert size_bytes == added_bytes > 0
+    assert dict(offsets.counts) == {"g": 2}
     assert offsets.added_bytes(events[1]) == 0
     offsets.apply(events[1])
     assert offsets.size_bytes == size_bytes
     offsets.apply(events[2])
-    assert offsets.size_bytes == size_bytes // 2
+    assert 0 < offsets.size_bytes < size_bytes
+    assert size_bytes - offsets.size_bytes == offsets.added_bytes(events[1]), "of a group that has others"
+    assert dict(offsets.counts) == {"g": 1}
     offsets.apply(committed((0, "g", "x", 1), topic_id=17))
     assert offsets.decide_prune(lambda topic_id: topic_id == 17) == [LightForgotten(16)]
     offsets.apply(LightForgotten(16))
     offsets.apply(LightForgotten(16))
     offsets.apply(LightForgotten(17))
-    assert (offsets.size_bytes, len(offsets)) == (0, 0)
+    assert (offsets.size_bytes, len(offsets), dict(offsets.counts)) == (0, 0, {})
 
 
 def test_a_snapshot_is_the_state_at_its_call() -> None:

@@ -124,8 +124,9 @@ async def test_what_goes_with_a_light_queue(server: Whole) -> None:
     async with server.peer(hello={"binary": True}) as peer:
         for fields in (
             {"queue": "a*b"}, {"queue": "*"}, {"queue": ""}, {"queue": "a", "format": "batch"},
-            {"queue": "a", "filter": "tag = 'x'"}, {"queue": "a", "mode": "queue", "group": "g"},
+            {"queue": "a", "filter": "tag = 'x'"}, {"queue": "a/*", "mode": "queue", "group": "g"},
             {"queue": "a/*", "mode": "stream", "group": "g"},
+            {"queue": "a", "mode": "queue", "group": "g", "start": {"timestamp": 1}},
             {"queue": "a", "mode": "stream", "group": "g", "member": "m"},
             {"queue": "a", "from": {"timestamp": 1}},
         ):  # fmt: skip
@@ -174,7 +175,7 @@ async def test_a_group_goes_on_where_it_was_on_every_way_out(tmp_path: Path) -> 
 
 
 async def test_what_groups_keep_goes_with_the_topic_and_has_a_bound(tmp_path: Path) -> None:
-    async with whole(tmp_path, **ROCKSDB, **{"limits.groups_bytes_max": 500}) as server:
+    async with whole(tmp_path, **ROCKSDB, **{"limits.groups_bytes_max": 800}) as server:
         await send(server, ["a"])
         for group, status in (("g1", 204), ("g2", 204), ("g3", 429), ("g1", 204)):
             async with server.session.put(
@@ -193,6 +194,34 @@ async def test_what_groups_keep_goes_with_the_topic_and_has_a_bound(tmp_path: Pa
                         break
                 await asyncio.sleep(0.05)
         assert (await offsets(server, "g1"))["cursor"] is None
+
+
+async def test_a_subscription_in_queue_mode_leases_from_one_inbox(tmp_path: Path) -> None:
+    queue_mode = {"queue": "a", "mode": "queue", "group": "g"}
+    async with whole(tmp_path, **ROCKSDB) as server:
+        await send(server, ["a"], ["b"], ["a"], ["a"])
+        async with server.peer(hello={"binary": True}) as peer:
+            await peer.subscribe(format="json", **queue_mode)
+            first, _, third = await peer.messages(3)
+            assert [(one["queue"], one["queue_offset"], one["offset"], one["attempt"]) for one in (first, third)] == [
+                ("a", 0, 0, 1), ("a", 2, 3, 1),
+            ]  # fmt: skip
+            answer = await peer.ok("ack", sub="s", cursor="orders:0=2")
+            assert answer["results"][0]["count"] == 2, "in its own offsets"
+            await peer.ok("nack", sub="s", receipts=[third["receipt"]], delay_ms=0)
+            [again] = await peer.messages(1)
+            assert (again["queue_offset"], again["attempt"]) == (2, 2)
+            await peer.ok("unsubscribe", sub="s")
+            await peer.subscribe("b", **queue_mode)
+            frame = await peer.next(op="messages", sub="b")
+            [message] = frame["messages"]
+            assert (message["queue"], message["queue_offset"], message["attempt"]) == ("a", 2, 3), "it was released"
+            assert frame["payload"] == b"3"
+            await peer.ok("ack", sub="b", receipts=[message["receipt"]])
+            await send(server, ["b"], ["a"])
+            frame = await peer.next(op="messages", sub="b")
+            assert [one["queue_offset"] for one in frame["messages"]] == [3]
+        assert (await offsets(server, "g"))["partitions"][0]["committed"] == 3
 
 
 async def test_an_event_stream_of_a_queue(server: Whole) -> None:
