@@ -14,7 +14,7 @@ import typer
 from rich.live import Live
 from rich.table import Table
 
-from gateway.cli.client import JSON, ask, connected, path_segment
+from gateway.cli.client import JSON, Client, ask, connected, path_segment
 from gateway.cli.complete import group_names, topic_names
 from gateway.cli.terminal import (
     URL_DEFAULT,
@@ -42,13 +42,24 @@ Row = Mapping[str, object]
 
 
 @app.command("list")
-def list_(url: Url = URL_DEFAULT, as_json: Json = False) -> None:
-    """List all groups.
+def list_(
+    is_light: Annotated[bool, typer.Option("--light", help="Those with offsets in light queues, in pages.")] = False,
+    prefix: Annotated[str, typer.Option("--prefix", help="With --light: what their names begin with.")] = "",
+    url: Url = URL_DEFAULT,
+    as_json: Json = False,
+) -> None:
+    """List all groups. Those that only keep offsets in light queues (a device each, maybe) are listed by --light alone.
 
-    [b]Example[/b]
+    [b]Examples[/b]
 
       mq group list
+      mq group list --light --prefix phone- | head
     """
+    if is_light:
+        ask(url, lambda client: _light_groups(client, prefix, as_json=as_json))
+        return
+    if prefix:
+        raise CliError("--prefix goes with --light", USAGE)
     groups = rows_of(ask(url, lambda client: client.get(PATH)), "groups")
     if as_json:
         for group in groups:
@@ -63,6 +74,21 @@ def list_(url: Url = URL_DEFAULT, as_json: Json = False) -> None:
         assert isinstance(topics, list)
         shown.append((group["group"], group["state"], group["member_count"], ", ".join(topics)))
     print_table(("group", "state", "members", "topics"), shown)
+
+
+async def _light_groups(client: Client, prefix: str, *, as_json: bool) -> None:
+    """Print them, a group a line, a page at a time: there may be a million."""
+    query = f"?prefix={quote(prefix, safe='')}"
+    while True:
+        page = await client.get(f"/mq/v1/light-groups{query}")
+        for group in rows_of(page, "groups"):
+            if as_json:
+                print_json(group)
+            else:
+                typer.echo(f"{group['group']}\t{group['light_offset_count']}")
+        if page["next_cursor"] is None:
+            return
+        query = f"?prefix={quote(prefix, safe='')}&cursor={quote(str(page['next_cursor']), safe='')}"
 
 
 @app.command("describe")
@@ -82,6 +108,8 @@ def describe(group: Group, url: Url = URL_DEFAULT, as_json: Json = False) -> Non
         f"{group}: {described['state']}, generation {described['generation']}; members: {len(members)}; "
         f"workers: {len(workers)}; records on lease: {sum(number_of(worker['leased']) for worker in workers)}"
     )
+    if described["light_offset_count"]:
+        typer.echo(f"offsets in light queues: {described['light_offset_count']}")
     if workers:
         print_table(
             ("worker", "leased", "heard"),

@@ -269,6 +269,15 @@ class LightOffsets(Protocol):
         """By partition. Durable (flushed) on return. Raises GroupFull."""
         ...
 
+    def count(self, group: str) -> int:
+        """In how many light queues a group has an offset, each partition counted."""
+        ...
+
+    async def groups(self, prefix: str, *, after: str, count: int) -> list[tuple[str, int]]:
+        """Up to `count` groups that have such offsets, by name, behind `after`, and how many each has. Goes through the
+        names of all; there may be a million, so nobody gets them at once."""
+        ...
+
     async def forget(self, group: str, topic: str, name: str) -> None:
         """Nothing is known of the group in this light queue any more. Durable on return."""
         ...

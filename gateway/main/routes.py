@@ -396,6 +396,13 @@ ROUTES: tuple[Row, ...] = (
     _post(f"{_GROUP}/messages:reject", "reject", groups.reject, Permission.RECEIVE, Body.LIST),
     _post(f"{_GROUP}/messages:extend", "extend", groups.extend, Permission.RECEIVE, Body.LIST),
     _get("/mq/v1/groups", "list_groups", groups.list_groups, Permission.DESCRIBE, queries.ListGroupsQuery),
+    _get(
+        "/mq/v1/light-groups",
+        "list_light_groups",
+        groups.list_light_groups,
+        Permission.DESCRIBE,
+        queries.ListLightQuery,
+    ),
     _get(_GROUP, "describe_group", groups.describe_group, Permission.DESCRIBE),
     _delete(_GROUP, "delete_group", groups.delete_group, Permission.DELETE, action="group.delete"),
     _patch(_GROUP, "configure_group", groups.configure_group, Permission.CREATE, action="group.alter"),

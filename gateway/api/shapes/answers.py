@@ -321,6 +321,21 @@ class Group(GroupSummary):
     config: Annotated[GroupConfig, judged({"$ref": "#/components/schemas/GroupSettings"})]
     members: list[GroupMember]
     workers: list[Worker]
+    light_offset_count: Annotated[int, Meta(ge=0, description="Offsets in light queues, each partition counted.")]
+
+
+class LightGroup(Part):
+    """A group with offsets in light queues."""
+
+    group: str
+    light_offset_count: Count
+
+
+class LightGroupPage(Answer):
+    """A page of them, by name."""
+
+    groups: list[LightGroup]
+    next_cursor: Annotated[str | None, Meta(description="Send it back as `cursor`; null at the end.")]
 
 
 class PartitionLag(Part):

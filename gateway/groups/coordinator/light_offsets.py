@@ -10,6 +10,7 @@ records of the topic's light queues, a commit is a reset of its leases in this o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from heapq import nsmallest
 
 from gateway.groups.coordinator.context import Context
 from gateway.groups.machines.copies import check_group_name
@@ -17,8 +18,12 @@ from gateway.groups.machines.errors import GroupActive
 from gateway.groups.machines.events import Event, LightCommitted, LightPosition
 from gateway.groups.machines.light_leases import LIGHT_EPOCH_BYTES
 from gateway.groups.machines.light_offsets import FORGOTTEN
-from gateway.groups.machines.progress import LightKey
+from gateway.groups.machines.progress import COMMITS_MAX, LightKey
+from store.turns import others_turn
 from store.uncancelled import to_its_end, uncancelled
+
+FEW_GROUPS = 10_000
+"""Groups that are gone through in the event loop, in a millisecond; more are in a thread."""
 
 
 class LightProgress:
@@ -47,6 +52,36 @@ class LightProgress:
         event = LightCommitted(keys[0][0].topic_id, positions)
         with context.room.for_light(context.table.light_offsets.added_bytes(event)):
             await uncancelled(context.log.write([event]))
+
+    def count(self, group: str) -> int:
+        """See `LightOffsets.count`."""
+        return self._context.table.light_offsets.counts.get(group, 0)
+
+    async def groups(self, prefix: str, *, after: str, count: int) -> list[tuple[str, int]]:
+        """See `LightOffsets.groups`."""
+        counts = self._context.table.light_offsets.counts
+        names = list(counts)
+        found: list[str] = []
+
+        def look() -> None:
+            found.extend(nsmallest(count, (name for name in names if name > after and name.startswith(prefix))))
+
+        if len(names) <= FEW_GROUPS:
+            look()
+        else:
+            await self._context.run_blocking(look)
+        return [(name, counts[name]) for name in found if name in counts]
+
+    async def delete(self, group: str) -> None:
+        """The group is deleted: forget all it has. Durable on return; a crash before that may leave some."""
+        context = self._context
+        known = context.table.light_offsets
+        for topic_id in known.topic_ids():
+            for stretch in known.stretches_of(group, topic_id):
+                for first in range(0, len(stretch), COMMITS_MAX):
+                    gone = tuple(one._replace(offset=FORGOTTEN) for one in stretch[first : first + COMMITS_MAX])
+                    await uncancelled(context.log.write([LightCommitted(topic_id, gone)]))
+                await others_turn()
 
     async def _reset(self, group: str, moves: Sequence[tuple[LightKey, int]]) -> None:
         context = self._context

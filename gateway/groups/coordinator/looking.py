@@ -46,9 +46,12 @@ class Looking:
         return [name for name in self._context.table.names() if not is_lone(name)]
 
     def parts(self, group: str) -> list[Group]:
-        """A group, and when it is broadcasting, each member of it. Raises UnknownGroup."""
+        """A group, and when it is broadcasting, each member of it. One that has only offsets in light queues is there,
+        and empty. Raises UnknownGroup."""
         table = self._context.table
-        return [table.get(group), *(table.get(name) for name in table.lone_groups(group))]
+        is_only_light = group not in table and group in table.light_offsets.counts
+        first = table.get_or_new(group) if is_only_light else table.get(group)
+        return [first, *(table.get(name) for name in table.lone_groups(group))]
 
     def view(self, group: str) -> GroupView:
         """See `Groups.view`."""

@@ -483,7 +483,10 @@ class Coordinator:
         """See `Groups.delete`."""
         async with self._context.whole_group(group, *self._table.lone_groups(group)):
             self._check_empty(group)
-            await self._context.write([Forgotten(part.name, None) for part in self.looking.parts(group)])
+            parts = self.looking.parts(group)
+            await self.light_offsets.delete(group)
+            if group in self._table:
+                await self._context.write([Forgotten(part.name, None) for part in parts])
 
     async def follow(self, group: str, wish: Subscription) -> None:
         """See `Groups.follow`."""

@@ -25,7 +25,7 @@ from msgspec.structs import asdict
 from gateway.api.figures import GROUP_STEP_MS, MINUTE_MS
 from gateway.api.lease import settle
 from gateway.api.light import check_receives
-from gateway.api.pages import SORTED_IN_LOOP, page_of, read_cursor, write_cursor
+from gateway.api.pages import SORTED_IN_LOOP, decode_after, encode_after, page_of, read_cursor, write_cursor
 from gateway.api.render import delivered_as_list, settled_as_list
 from gateway.api.shapes import answers
 from gateway.api.shapes.base import load
@@ -46,6 +46,7 @@ from gateway.api.shapes.queries import (
     LagQuery,
     ListGroupsQuery,
     ListLeasesQuery,
+    ListLightQuery,
     PointsQuery,
 )
 from gateway.api.turns import aside, few_a_turn
@@ -213,6 +214,23 @@ async def describe_group(gateway: Gateway, request: web.Request, _: bytes) -> we
         config=described.config,
         members=[_member(request, view) for view in described.members],
         workers=workers,
+        light_offset_count=gateway.groups.light_offsets.count(described.view.group),
+    )
+    return json_answer(request, body)
+
+
+async def list_light_groups(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
+    """Groups that have offsets in light queues, whatever else they are: a page by name. Those that the caller may
+    describe. One that is only this is in no other list."""
+    query = read_query(ListLightQuery, request, gateway)
+    after = "" if query.cursor is None else decode_after(query.cursor)
+    found = await gateway.groups.light_offsets.groups(query.prefix or "", after=after, count=query.limit + 1)
+    page, access = found[: query.limit], access_of(request)
+    body = answers.LightGroupPage(
+        groups=[
+            answers.LightGroup(name, count) for name, count in page if access.allows(Permission.DESCRIBE, group=name)
+        ],
+        next_cursor=encode_after(page[-1][0]) if len(found) > len(page) else None,
     )
     return json_answer(request, body)
 

@@ -679,6 +679,11 @@ _GROUPS: dict[str, Operation] = {
         answers={200: _json("Groups.", either(ref("GroupList"), ref("GroupPage")), *OF_NODES)},
         errors=(*QUERY, 40050, *READS),
     ),
+    "list_light_groups": Operation(
+        tag="Groups",
+        answers={200: _json("A page of them.", ref("LightGroupPage"))},
+        errors=(*QUERY, 40050, *READS),
+    ),
     "group_leases": Operation(
         tag="Groups",
         answers={200: _json("A page of them.", ref("LeasePage"), "Vary", "Content-Encoding")},

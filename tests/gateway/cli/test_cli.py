@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 import orjson
 import pytest
@@ -175,6 +176,18 @@ def test_light_queues_are_listed_a_page_at_a_time(tmp_path: Path) -> None:
         assert done(first).splitlines() == ["room/1", "room/2"]
         cursor = first.stderr.split()[-1]
         assert done(mq("topic", "queues", "chat", "--cursor", cursor, url=url)).splitlines() == ["user/42"]
+        for group in ("phone-1", "phone-2", "web"):
+            path = f"{url}/mq/v1/topics/chat/queues/user%2F42/offsets?group={group}&cursor=chat:0=0"
+            with urlopen(Request(path, method="PUT")) as answer:
+                assert answer.status == 204
+        assert done(mq("group", "list", "--light", "--prefix", "phone-", url=url)).splitlines() == [
+            "phone-1\t1", "phone-2\t1",
+        ]  # fmt: skip
+        assert rows(mq("group", "list", "--light", "--json", url=url))[2] == {"group": "web", "light_offset_count": 1}
+        assert "offsets in light queues: 1" in done(mq("group", "describe", "web", url=url))
+        done(mq("group", "delete", "web", url=url))
+        assert "web" not in done(mq("group", "list", "--light", url=url))
+        assert "--prefix goes with --light" in mq("group", "list", "--prefix", "x", url=url).stderr
     finally:
         assert server.stop() == 0
 

@@ -36,6 +36,7 @@ export interface Group {
   config: Record<string, unknown> & { max_attempts: number; invisible_ms: number; backoff_ms: number[]; fifo: boolean };
   members: Member[];
   workers: { consumer: string; leased: number; heard_ago_ms: number | null }[];
+  light_offset_count: number;
 }
 
 export interface LagRow extends TopicPartition {
@@ -85,6 +86,7 @@ export function GroupPage(props: { group: string }): JSX.Element {
               <Fact name="State"><GroupState state={detail.state} isTaking={detail.workers.length > 0} /></Fact>
               <Fact name="Members">{count(detail.member_count)}</Fact>
               <Fact name="Workers">{count(detail.workers.length)}</Fact>
+              {detail.light_offset_count > 0 && <Fact name="In light queues">{count(detail.light_offset_count)} offsets</Fact>}
               <Fact name="Topics">{detail.topics.length === 0 ? "none" : detail.topics.map((topic, index) => <>{index > 0 && ", "}<a href={href("topics", topic)}>{topic}</a></>)}</Fact>
               <Fact name="Attempts at most">{detail.config.max_attempts}</Fact>
               <Fact name="Lease">{duration(detail.config.invisible_ms)}</Fact>

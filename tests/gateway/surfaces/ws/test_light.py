@@ -224,6 +224,40 @@ async def test_a_subscription_in_queue_mode_leases_from_one_inbox(tmp_path: Path
         assert (await offsets(server, "g"))["partitions"][0]["committed"] == 3
 
 
+async def test_groups_that_only_keep_offsets_are_listed_in_pages_and_deleted(tmp_path: Path) -> None:
+    async with whole(tmp_path, **ROCKSDB) as server:
+        await send(server, ["a", "b"])
+        await server.topic("other")
+        await send(server, ["a"], path="/topics/other")
+        said = [(f"phone-{number}", "orders", "a") for number in range(5)]
+        said += [("phone-3", "orders", "b"), ("phone-3", "other", "a"), ("phone-33", "orders", "a")]
+        for group, topic, name in [*said, ("web", "orders", "a")]:
+            path = f"/mq/v1/topics/{topic}/queues/{name}/offsets"
+            async with server.session.put(path, params={"group": group, "cursor": f"{topic}:0=1"}) as response:
+                assert response.status == 204
+        first = await server.call("GET", "light-groups?prefix=phone-&limit=4")
+        assert [(one["group"], one["light_offset_count"]) for one in first["groups"]] == [
+            ("phone-0", 1), ("phone-1", 1), ("phone-2", 1), ("phone-3", 3),
+        ]  # fmt: skip
+        rest = await server.call("GET", f"light-groups?prefix=phone-&limit=4&cursor={quote(first['next_cursor'])}")
+        assert ([one["group"] for one in rest["groups"]], rest["next_cursor"]) == (["phone-33", "phone-4"], None)
+        described = await server.call("GET", "groups/phone-3")
+        assert (described["state"], described["light_offset_count"], described["members"]) == ("empty", 3, [])
+        assert (await server.call("GET", "groups"))["groups"] == []
+        await server.call("DELETE", "groups/phone-3")
+        async with server.session.get("/mq/v1/groups/phone-3") as response:
+            assert response.status == 404
+        await server.call("PATCH", "groups/phone-33", {"max_attempts": 2})
+        await server.call("DELETE", "groups/phone-33")
+        async with server.session.delete("/mq/v1/groups/phone-33") as response:
+            assert response.status == 404
+    async with whole(tmp_path, **ROCKSDB) as server:
+        found = await server.call("GET", "light-groups")
+        assert [one["group"] for one in found["groups"]] == ["phone-0", "phone-1", "phone-2", "phone-4", "web"]
+        assert (await offsets(server, "phone-3"))["partitions"] == []
+        assert (await offsets(server, "phone-2"))["partitions"][0]["committed"] == 1
+
+
 async def test_an_event_stream_of_a_queue(server: Whole) -> None:
     await send(server, ["user/42"], ["b"])
     path = f"{QUEUES}/user%2F42/sse"
