@@ -89,6 +89,7 @@ from store.types import (
     Source,
 )
 from store.uncancelled import to_its_end
+from store.watching import watch
 
 if TYPE_CHECKING:
     from store.index.light import LightRows  # loads the database
@@ -994,18 +995,31 @@ class Store:
         found = self._light_rows().bounds(queue, name, of_partition.min_offset)
         return Bounds(of_partition.max_offset, of_partition.max_offset) if found is None else found
 
+    def light_end(self, queue: QueueKey, name: bytes) -> int:
+        """The max of `light_bounds`, without a look for the min. Raises as it."""
+        of_partition = self.bounds(queue)
+        [end] = self._light_rows().ends(queue, [name])
+        return of_partition.max_offset if end is None else end
+
     async def read_light(
         self, queue: QueueKey, name: bytes, offset: int, *, max_records: int, max_bytes: int
     ) -> LightRead:
         """Up to `max_records` records of a light queue from the first one at or behind `offset` on, at least one if
-        there is any, then as many as are in up to `max_bytes` of entries. The bounds are of one moment; a first record
+        there is any, then as many as are in up to `max_bytes` of entries. The end is of one moment; a first record
         behind `offset` says that retention took those before, or that the queue was gone meanwhile. Raises
         UnknownQueue, NoLightQueues, Corrupt, IndexDamaged."""
-        bounds = self.light_bounds(queue, name)
-        first = max(offset, bounds.min_offset)
-        if first >= bounds.max_offset:
-            return LightRead([], *bounds, max(min(offset, bounds.max_offset), bounds.min_offset))
-        units = self._light_rows().units(queue, name, first, min(max_records, UNITS_PER_LOOK_UP))
+        max_offset = self.light_end(queue, name)
+        count = min(max_records, UNITS_PER_LOOK_UP)
+        units = self._light_rows().units(queue, name, offset, count) if offset < max_offset else []
+        if not units or units[0].offset > offset or units[0].partition_offset < self.bounds(queue).min_offset:
+            # At the end, or what it asks for is not there any more. Who follows the queue is never here but for the
+            # first: to look for where a queue begins takes longer than all else.
+            bounds = self.light_bounds(queue, name)
+            first = max(offset, bounds.min_offset)
+            if first >= bounds.max_offset:
+                return LightRead([], bounds.max_offset, max(min(offset, bounds.max_offset), bounds.min_offset))
+            max_offset = bounds.max_offset
+            units = self._light_rows().units(queue, name, first, count)
         runs: list[Run] = []
         total_bytes = 0
         for number, unit in enumerate(units):
@@ -1023,7 +1037,7 @@ class Store:
                 raise
             # Retention removed the file while this waited for a thread. The min offset has risen before that.
             bounds = self.light_bounds(queue, name)
-            return LightRead([], *bounds, max(offset, bounds.min_offset))
+            return LightRead([], bounds.max_offset, max(offset, bounds.min_offset))
         found = {entry.position: entry for entry in entries}
         records = []
         for unit in units:
@@ -1035,7 +1049,7 @@ class Store:
                     f"damaged at offset {unit.offset}; stop the server and run `mq index rebuild`"
                 )
             records.append(LightRecord(unit.offset, entry, record_index))
-        return LightRead(records, *bounds, records[-1].offset + 1 if records else bounds.max_offset)
+        return LightRead(records, max_offset, records[-1].offset + 1 if records else max_offset)
 
     def light_names(self, queue: QueueKey, prefix: bytes, *, after: bytes, count: int) -> list[bytes]:
         """Up to `count` names of light queues of a partition that have rows, behind `after`, in the order of their
@@ -1046,16 +1060,7 @@ class Store:
     def watch_light(self, queue: QueueKey, name: bytes, wake: Callable[[], None]) -> Callable[[], None]:
         """Call `wake` whenever a light queue of a partition has got records, and when its topic is gone, until the
         answer is called. It must not raise, nor use the store. Nothing else is kept of the queue."""
-        token, key = object(), (queue, name)
-        self._light_watching.setdefault(key, {})[token] = wake
-
-        def call_off() -> None:
-            if (watching := self._light_watching.get(key)) is not None:
-                watching.pop(token, None)
-                if not watching:
-                    del self._light_watching[key]
-
-        return call_off
+        return watch(self._light_watching, (queue, name), wake)
 
     def _tell_light(self, keys: Iterable[tuple[QueueKey, bytes]]) -> None:
         for key in keys:

@@ -296,10 +296,9 @@ class LightRecord(NamedTuple):
 
 
 class LightRead(NamedTuple):
-    """Records of a light queue, with its bounds from the same moment. The following read begins at `next_offset`."""
+    """Records of a light queue, with its end at the same moment. The following read begins at `next_offset`."""
 
     records: list[LightRecord]
-    min_offset: int
     max_offset: int
     next_offset: int
 

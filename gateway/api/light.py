@@ -42,6 +42,30 @@ class Found(NamedTuple):
     next_offsets: Mapping[int, int]
 
 
+class _Watch:
+    """One wait for a record. There is one for each socket, made anew with each push: closures would be twice as many
+    objects for the garbage collector to look at."""
+
+    __slots__ = ("_wake", "call_offs")
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._wake: Callable[[], None] | None = wake
+        self.call_offs: tuple[Callable[[], None], ...] = ()
+
+    def woken(self) -> None:
+        """Something has happened; the first time counts."""
+        if (wake := self._wake) is not None:
+            self.call_off()
+            wake()
+
+    def call_off(self) -> None:
+        """Wait no more."""
+        self._wake = None
+        call_offs, self.call_offs = self.call_offs, ()
+        for call_off in call_offs:
+            call_off()
+
+
 class LightReader:
     """Reads light queues of the topics in a route table."""
 
@@ -108,30 +132,20 @@ class LightReader:
     def watch(self, topic: str, name: bytes, partition: int, end: int, wake: Callable[[], None]) -> Callable[[], None]:
         """Call `wake` once, when the queue's end is not `end` any more, or may not be told; not within this call. The
         answer calls that off."""
-        is_over = False
-        call_offs: list[Callable[[], None]] = []
-
-        def call_off() -> None:
-            nonlocal is_over
-            is_over = True
-            while call_offs:
-                call_offs.pop()()
-
-        def woken() -> None:
-            if not is_over:
-                call_off()
-                wake()
-
+        watch = _Watch(wake)
+        woken = watch.woken
         try:
             route, broker = light_route(self._routes, topic, partition)
-            call_offs.append(broker.watch_light(route.queue, name, woken))
-            call_offs.append(self._routes.watch(topic, partition, woken))
-            is_behind = broker.light_bounds(route.queue, name).max_offset != end  # what came before the watch
+            watch.call_offs = (
+                broker.watch_light(route.queue, name, woken),
+                self._routes.watch(topic, partition, woken),
+            )
+            is_behind = broker.light_end(route.queue, name) != end  # what came before the watch
         except StoreError:
             is_behind = True  # who is woken meets it again, and can say so
         if is_behind:
             asyncio.get_running_loop().call_soon(woken)
-        return call_off
+        return watch.call_off
 
     @contextmanager
     def watching(self, topic: str, name: bytes, partitions: Iterable[int], wake: Callable[[], None]) -> Iterator[None]:

@@ -499,12 +499,10 @@ class Producer:
         self, view: TopicView, record: ProduceRecord, partition: int | None
     ) -> tuple[int | None] | None:
         """The partition of a record that may go into one batch with those of other requests, in a tuple; (None,): any
-        partition, one for all records of a `begin`. None for what only `produce` can do: delays, message ids, light
-        queues, topics with limits or a selector of their own. Raises UnknownPartition."""
-        _, _, _, _, _, _, delay_ms, deliver_at_ms, msg_id, _, schedule_key, queues = record
+        partition, one for all records of a `begin`. None for what only `produce` can do: delays, message ids, topics
+        with limits or a selector of their own. Raises UnknownPartition."""
+        _, _, _, _, _, _, delay_ms, deliver_at_ms, msg_id, _, schedule_key, _ = record
         if delay_ms is not None or deliver_at_ms is not None or msg_id is not None or schedule_key is not None:
-            return None
-        if queues:
             return None
         if view.config.max_message_bytes is not None or view.config.selector is not None:
             return None
@@ -535,6 +533,9 @@ class Producer:
             json_values=json_values,
             tag_hashes=tuple(_tag_hashes(records, range(len(records)))),
         )
+        if any(map(_QUEUES_OF, records)):
+            self._check_light(view, (target,))
+            append.light = LightNames.of([record.queues or () for record in records])
         started_s = perf_counter()
         outcome = route.broker.begin_append((append,), acks=self._acks if acks is None else acks)
         return Begun(outcome, topic, target, route, len(records), len(append.batch), started_s, now_ms)

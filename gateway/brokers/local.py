@@ -79,6 +79,10 @@ class LocalBroker:
         """See `Store.light_bounds`."""
         return self._store.light_bounds(queue, name)
 
+    def light_end(self, queue: QueueKey, name: bytes) -> int:
+        """See `Store.light_end`."""
+        return self._store.light_end(queue, name)
+
     async def read_light(
         self, queue: QueueKey, name: bytes, offset: int, *, max_records: int, max_bytes: int
     ) -> LightRead:

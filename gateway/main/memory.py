@@ -24,7 +24,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from gateway.main.garbage import Thawing
+from gateway.main.garbage import YOUNG_S, Thawing, look_at_young
 from store.limits import MiB
 
 LOOK_S = 5.0
@@ -96,13 +96,15 @@ class Trimming:
 
 
 async def give_back_forever() -> None:
-    """Return free pages now and then, until cancelled."""
+    """Return free pages, and look for garbage, now and then, until cancelled."""
     trim = trimmer()
     trimming = None if trim is None or not _STATM.exists() else Trimming(trim)
     thawing = Thawing()
     while True:
         used_s = time.process_time()
-        await asyncio.sleep(LOOK_S)
+        for _ in range(max(int(LOOK_S / YOUNG_S), 1)):
+            await asyncio.sleep(min(LOOK_S, YOUNG_S))
+            look_at_young()
         is_idle = time.process_time() - used_s < IDLE_SHARE * LOOK_S
         await asyncio.to_thread(thawing.look, is_idle=is_idle)
         if trimming is not None:

@@ -28,6 +28,7 @@ from gateway.routing.base import TopicView
 from gateway.routing.fault import CURRENT, LatencyFaults, PenaltyTable
 from store.errors import DiskFull, Overloaded, PartitionLeft, SealedQueue, StoreError, StoreStopped, UnknownQueue
 from store.types import QueueKey
+from store.watching import watch
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,16 +168,7 @@ class RouteTable:
     def watch(self, topic: str, partition: int | None, wake: Callable[[], None]) -> Callable[[], None]:
         """Call `wake` with each change of a partition's chain, its end included, None: of any partition of the topic,
         until the answer is called."""
-        key, token = (topic, partition), object()
-        self._watching.setdefault(key, {})[token] = wake
-
-        def forget() -> None:
-            if (watching := self._watching.get(key)) is not None:
-                watching.pop(token, None)
-                if not watching:
-                    del self._watching[key]
-
-        return forget
+        return watch(self._watching, (topic, partition), wake)
 
     async def refresh(self, topic: str, partition: int) -> None:
         """See `Routes.refresh`."""

@@ -28,6 +28,7 @@ from __future__ import annotations
 import heapq
 import struct
 from array import array
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import islice
@@ -259,16 +260,19 @@ class LightRows:
     def units(self, queue: QueueKey, name: bytes, offset: int, count: int) -> list[LightUnit]:
         """Up to `count` rows of a light queue, from the first one at or behind `offset` on."""
         key = end_key(queue, name)
-        in_memory = self._in_memory(key)
+        in_memory = [of_queue for rows in (*self._flushing, self._pending) if (of_queue := rows.get(key)) is not None]
         database = self._database()
         found: list[LightUnit] = []
-        if database.has_light and (not in_memory or offset < in_memory[0].offset):
+        if database.has_light and (not in_memory or offset < in_memory[0][0]):
             prefix = key + NAME_END
-            end = prefix + _OFFSET.pack(in_memory[0].offset) if in_memory else key + _BEHIND_NAME
+            end = prefix + _OFFSET.pack(in_memory[0][0]) if in_memory else key + _BEHIND_NAME
             for stored_key, value in database.light_rows(prefix + _OFFSET.pack(offset), end, count):
                 found.append(LightUnit(offset_of(stored_key), *ROW.unpack(value)))
-        if len(found) < count:
-            found += islice((unit for unit in in_memory if unit.offset >= offset), count - len(found))
+        for of_queue in in_memory:  # what a flush has left behind may be in two of them
+            row = bisect_left(range(len(of_queue) // _COLUMNS), offset, key=lambda at: of_queue[at * _COLUMNS])
+            cells = iter(of_queue[row * _COLUMNS : (row + count - len(found)) * _COLUMNS])
+            found += map(LightUnit, cells, cells, cells, cells)
+            offset = max(offset, of_queue[-_COLUMNS] + 1)
         return found
 
     def names(self, queue: QueueKey, prefix: bytes, after: bytes, count: int) -> list[bytes]:
@@ -285,17 +289,6 @@ class LightRows:
     def _newest_first(self) -> Iterator[_Rows]:
         yield self._pending
         yield from reversed(self._flushing)
-
-    def _in_memory(self, key: bytes) -> list[LightUnit]:
-        """The rows of a queue in memory. What a flush has left behind may be in two of the dictionaries."""
-        found: list[LightUnit] = []
-        for rows in (*self._flushing, self._pending):
-            if (of_queue := rows.get(key)) is not None:
-                cells = iter(of_queue)
-                units = map(LightUnit, cells, cells, cells, cells)
-                last = found[-1].offset if found else -1
-                found += [unit for unit in units if unit.offset > last]
-        return found
 
     # ---- writing -------------------------------------------------------------------------------------------------
 

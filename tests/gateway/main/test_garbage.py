@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -73,13 +74,50 @@ def test_garbage_goes_soon_and_what_was_frozen_when_there_is_time() -> None:
 def test_a_busy_server_thaws_when_there_is_twice_as_much(monkeypatch: pytest.MonkeyPatch) -> None:
     count = 3 * GROWN_BUSY_MIN
     monkeypatch.setattr(gc, "get_freeze_count", lambda: count)
+    block_count = 0
+    monkeypatch.setattr(sys, "getallocatedblocks", lambda: block_count)
     monkeypatch.setattr(gc, "unfreeze", lambda: None)
     monkeypatch.setattr(gc, "freeze", lambda: None)
     thawing = Thawing()
-    count = 6 * GROWN_BUSY_MIN - 1
+    count, block_count = 6 * GROWN_BUSY_MIN - 1, 3 * GROWN_BUSY_MIN
     assert not thawing.look(is_idle=False)
-    count += 1
+    count, block_count = count + 1, 6 * GROWN_BUSY_MIN
     assert thawing.look(is_idle=False)
+
+
+@pytest.mark.usefixtures("calm")
+def test_what_replaces_what_was_frozen_is_looked_at_in_time() -> None:
+    waiting = [[number] for number in range(5_000)]
+    for _ in range(4):
+        garbage.look_at_young()
+        assert len(gc.get_objects(0)) < 1_000
+        for number in range(900):  # each one that comes takes a frozen one's place: the collector's count stays
+            waiting[number] = [number]
+    garbage.look_at_young()
+    assert len(gc.get_objects(0)) + len(gc.get_objects(1)) < 1_000
+
+
+def test_what_is_frozen_is_not_counted_while_memory_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    block_count, counted = 40 * GROWN_BUSY_MIN, 0
+
+    def count() -> int:
+        nonlocal counted
+        counted += 1
+        return 30 * GROWN_BUSY_MIN  # to count so many takes three seconds
+
+    monkeypatch.setattr(gc, "get_freeze_count", count)
+    monkeypatch.setattr(sys, "getallocatedblocks", lambda: block_count)
+    thawing = Thawing()
+    for step in (0, -5 * GROWN_IDLE, 3 * GROWN_IDLE, GROWN_IDLE):
+        block_count += step
+        assert not thawing.look(is_idle=True)
+        assert not thawing.look(is_idle=False)
+    assert counted == 1, "at the beginning"
+    block_count += 3 * GROWN_BUSY_MIN
+    assert not thawing.look(is_idle=True)
+    assert counted == 2
+    assert not thawing.look(is_idle=True)
+    assert counted == 2, "it is known that nothing was frozen"
 
 
 @pytest.mark.parametrize("was_enabled", [True, False])

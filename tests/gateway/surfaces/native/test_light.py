@@ -12,6 +12,8 @@ import pytest
 
 from gateway.api.light import PARTITIONS_A_TURN
 from gateway.codec.v3_records import _OWN
+from gateway.surfaces.http.connection import Client
+from gateway.surfaces.http.fast_path import FastPath, Plain
 from store.limits import LIGHT_NAME_BYTES_MAX, LIGHT_NAMES_MAX
 from tests.gateway.surfaces.ws.whole import Whole, whole
 from tests.waiting import PATIENCE_S
@@ -137,6 +139,38 @@ async def test_a_repeated_send_is_in_its_queues_once(server: Whole) -> None:
     for _ in range(2):
         await send(server, ["a"], msg_id="m1")
     assert await rows(server, "a") == [(0, 0, 0)]
+
+
+async def test_sends_that_come_together_are_one_batch_with_the_queues_of_each(
+    server: Whole, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[bytes] = []
+    take = FastPath.take
+
+    def noting(self: FastPath, meaning: Plain, data: bytes, start: int, client: Client) -> bool:
+        is_taken = take(self, meaning, data, start, client)
+        taken.extend([data[start:]] if is_taken else [])
+        return is_taken
+
+    monkeypatch.setattr(FastPath, "take", noting)
+    json_type = {"Content-Type": "application/vnd.kafka.json.v2+json"}
+
+    async def post(number: int) -> None:
+        queues = b',"queues":["a","q%d"]' % number if number % 3 else b""
+        body = b'{"records":[{"value":%d%s}]}' % (number, queues)
+        async with server.session.post("/topics/orders", data=body, headers=json_type) as response:
+            assert response.status == 200, await response.text()
+
+    await asyncio.gather(*map(post, range(30)))
+    assert len(taken) == 30, "they take the fast path"
+    found = await rows(server, "a")
+    assert [offset for offset, _, _ in found] == list(range(found[0][0], found[0][0] + 20))
+    assert sorted(value for _, _, value in found) == [number for number in range(30) if number % 3]
+    for number in (1, 29):
+        [(_, at, value)] = await rows(server, f"q{number}")
+        assert (value, at) in [(value, at) for _, at, value in found]
+        assert value == number
+    assert await rows(server, "q3") == []
 
 
 async def test_a_cursor_of_another_topic_and_one_of_its_past(server: Whole) -> None:
