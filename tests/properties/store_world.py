@@ -394,11 +394,15 @@ class World:
                 read = await store.read_light(key, name, 0, max_records=1000, max_bytes=1 << 20)
                 found = [(offset, entry.base_offset + index) for offset, entry, index in read.records]
                 assert found == expected.get((key, name), []), f"P10: other records in {name!r} of {key}"
+                bounds = store.light_bounds(key, name)
+                assert store.light_end(key, name) == read.max_offset == bounds.max_offset
                 if found:
-                    assert (read.min_offset, read.max_offset) == (found[0][0], found[-1][0] + 1)
+                    assert bounds == (found[0][0], found[-1][0] + 1)
                     assert read.next_offset == read.max_offset
+                    again = await store.read_light(key, name, found[-1][0], max_records=1, max_bytes=1)
+                    assert [record.offset for record in again.records] == [found[-1][0]], "P10: by its own offset"
                 else:
-                    assert read.min_offset == read.max_offset
+                    assert bounds.min_offset == bounds.max_offset
 
 
 def _show_light(sent: Sent, entry: Entry) -> None:

@@ -31,6 +31,9 @@ Fields = dict[str, Any]
 
 EPOCH_MS = 1_767_225_600_000
 """When a fake begins: 2026-01-01."""
+_KEPT = ("tag", "message_group", "schedule_key", "queues")
+"""Fields of a record that are kept as they were sent."""
+
 MAX_ATTEMPTS = 16
 BACKOFF_MS = (1_000, 5_000, 10_000, 30_000, 60_000, 120_000, 180_000)
 BATCH = 256
@@ -89,6 +92,8 @@ class Stored:
     key: bytes | None
     value: bytes | None
     fields: Fields
+    queues: tuple[str, ...] = ()
+    """Light queues that it is in."""
 
     def as_message(self, topic: str) -> Message[Any]:
         """As a consumer gets it."""
@@ -99,6 +104,23 @@ class Stored:
 
 
 @dataclass(slots=True)
+class Source:
+    """The records of a partition, or of a light queue of it, the first one at offset `first`."""
+
+    records: list[Stored]
+    first: int = 0
+
+    @property
+    def end(self) -> int:
+        """The offset behind its last record."""
+        return self.first + len(self.records)
+
+    def from_offset(self, offset: int) -> list[Stored]:
+        """Its records from there on."""
+        return self.records[max(offset - self.first, 0) :]
+
+
+@dataclass(slots=True)
 class Topic:
     """Its records, by partition."""
 
@@ -106,6 +128,15 @@ class Topic:
     epoch: str
     partitions: list[list[Stored]]
     ids: dict[str, Stored] = field(default_factory=dict)
+    light: dict[tuple[int, str], Source] = field(default_factory=dict)
+    """Light queues, by partition and name."""
+
+    def source(self, partition: int, queue: str | None) -> Source:
+        """A partition, or a light queue of it."""
+        records = self.partitions[partition]
+        if queue is None:
+            return Source(records)
+        return self.light.get((partition, queue)) or Source([], len(records))
 
 
 @dataclass(slots=True)
@@ -128,6 +159,9 @@ class Lease:
     record: Stored
     attempt: int = 0
     until_ms: float = 0.0
+    queue: str | None = None
+    """The light queue that it is received from, if it is, and its offset there."""
+    queue_offset: int = 0
     receipts: set[str] = field(default_factory=set)
     sub: _Sub | None = None
     """Which consumer has it; None: no consumer."""
@@ -135,13 +169,15 @@ class Lease:
 
 class _Group:
     """A consumer group: for queues what is on lease and where new records begin; for streams what is committed, and who
-    has which partition."""
+    has which partition; of light queues both."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.next: dict[tuple[str, int], int] = {}
         self.leases: list[Lease] = []
         self.committed: dict[tuple[str, int], int] = {}
+        self.light_next: dict[tuple[str, int, str], int] = {}
+        self.light_committed: dict[tuple[str, int, str], int] = {}
         self.owners: dict[tuple[str, int], _Sub] = {}
         self.giving_up: dict[tuple[str, int], _Sub] = {}
         self.members: list[_Sub] = []
@@ -164,12 +200,29 @@ class _Sub:
         self.is_paused = False
         self.is_caught_up = False
         self.next: dict[tuple[str, int], int] = {}
+        named: str | None = command.get("queue")
+        self.begin = None if named is None or not named.endswith("*") else named[:-1]
+        """Of a wildcard: what the names of light queues begin with."""
+        self.queue = None if self.begin is not None else named
+        """The light queue it reads."""
         self.tags: set[str] | None = None
         if (filter_ := command.get("filter")) is not None:
             self.tags = set(filter_.removeprefix("tag:").split("||"))
 
     def wants(self, record: Stored) -> bool:
+        if self.begin is not None and not self.matching(record):
+            return False
         return self.tags is None or record.fields.get("tag") in self.tags
+
+    def matching(self, record: Stored) -> list[str]:
+        """With a wildcard: the light queues of a record that it is for."""
+        return [] if self.begin is None else [name for name in record.queues if name.startswith(self.begin)]
+
+    def about(self, record: Stored, offset: int) -> Fields:
+        """What a message says of light queues; `offset`: of the record in what is read."""
+        if self.queue is not None:
+            return {"queue": self.queue, "queue_offset": offset}
+        return {} if self.begin is None else {"queues": self.matching(record)}
 
 
 class FakeSocket:
@@ -360,9 +413,10 @@ class Server:
             return {"partition": first.partition, "offset": first.offset, "duplicate": True}
         partition = fields.get("partition")
         if partition is None:
-            partition = (0 if key is None else zlib.crc32(key)) % len(topic.partitions)
+            chosen = fields["queues"][0].encode() if key is None and fields.get("queues") else key
+            partition = (0 if chosen is None else zlib.crc32(chosen)) % len(topic.partitions)
         due_ms = fields.get("deliver_at", now_ms + fields["delay_ms"] if "delay_ms" in fields else now_ms)
-        shown: Fields = {name: fields[name] for name in ("tag", "message_group", "schedule_key") if name in fields}
+        shown: Fields = {name: fields[name] for name in _KEPT if name in fields}
         if "headers" in fields:
             shown["headers"] = [_shown_header(header) for header in fields["headers"]]
         shown["timestamp"] = fields.get("timestamp", now_ms)
@@ -378,7 +432,11 @@ class Server:
 
     def _append(self, topic: Topic, partition: int, key: bytes | None, value: bytes | None, shown: Fields) -> Stored:
         records = topic.partitions[partition]
-        stored = Stored(partition, len(records), key, value, {**shown, "store_timestamp": self.clock.now_ms()})
+        shown = {**shown, "store_timestamp": self.clock.now_ms()}
+        queues = tuple(shown.pop("queues", None) or ())
+        stored = Stored(partition, len(records), key, value, shown, queues)
+        for name in queues:
+            topic.light.setdefault((partition, name), Source([], stored.offset)).records.append(stored)
         records.append(stored)
         return stored
 
@@ -489,10 +547,14 @@ class Server:
         sub = _Sub(socket, command)
         topics = self._topics_of(sub)
         answer: Fields = {"sub": sub.name, "mode": sub.mode, "epochs": {topic.name: topic.epoch for topic in topics}}
+        if sub.mode != "reader" and sub.begin is not None:
+            raise Refused("mode: light queues are read by name in stream and queue mode", 422)
         if sub.mode == "reader":
-            for (topic, partition), offset in self._from(topics, command.get("from", "latest")).items():
+            for (topic, partition), offset in self._from(topics, command.get("from", "latest"), sub.queue).items():
                 sub.next[topic, partition] = offset
             answer |= self._shown(sub, sub.next)
+        elif sub.queue is not None:
+            answer |= self._of_light_queue(sub, topics, sub.queue)
         else:
             group = sub.group = self.groups.setdefault(command["group"], _Group(command["group"]))
             group.subs.append(sub)
@@ -504,17 +566,31 @@ class Server:
                 group.members.append(sub)
                 answer |= {"member": command.get("member"), **self._shown(sub, {})}
         socket.subs[sub.name] = sub
-        if sub.group is not None and sub.mode == "stream":
+        if sub.group is not None and sub.mode == "stream" and sub.queue is None:
             # After the answer, so that the first assignment is a push.
             asyncio.get_running_loop().call_soon(self._rebalance, sub.group)
         return answer
+
+    def _of_light_queue(self, sub: _Sub, topics: list[Topic], queue: str) -> Fields:
+        """A group in a light queue: it has no members, and begins where it is."""
+        group = sub.group = self.groups.setdefault(sub.command["group"], _Group(sub.command["group"]))
+        group.subs.append(sub)
+        start = sub.command.get("start") or ("earliest" if sub.mode == "queue" else "latest")
+        where = group.light_next if sub.mode == "queue" else group.light_committed
+        begins = self._from(topics, start, queue)
+        if sub.mode == "queue":
+            for (topic, number), offset in begins.items():
+                where.setdefault((topic, number, queue), offset)
+            return self._shown(sub, begins)
+        sub.next = {place: where.get((*place, queue), offset) for place, offset in begins.items()}
+        return self._shown(sub, sub.next)
 
     def _topics_of(self, sub: _Sub) -> list[Topic]:
         if (pattern := sub.command.get("pattern")) is not None:
             return [one for one in self.topics.values() if re.fullmatch(pattern, one.name) and one.name[0] != "%"]
         return [self.topic(name) for name in sub.command["topics"]]
 
-    def _from(self, topics: list[Topic], start: Any) -> dict[tuple[str, int], int]:
+    def _from(self, topics: list[Topic], start: Any, queue: str | None = None) -> dict[tuple[str, int], int]:
         offsets: dict[tuple[str, int], int] = {}
         if isinstance(start, str) and start not in ("earliest", "latest"):
             start_at = {(topic, partition): offset for topic, partition, offset in read_cursor(start)}
@@ -523,15 +599,18 @@ class Server:
         else:
             start_at = {}
         for topic in topics:
-            for number, records in enumerate(topic.partitions):
+            for number in range(len(topic.partitions)):
+                source = topic.source(number, queue)
                 if start_at:
-                    offset = start_at.get((topic.name, number), 0)
-                    if offset > len(records):
-                        raise Refused(f"offset {offset} is out of range: the end is {len(records)}", 41601)
+                    offset = start_at.get((topic.name, number), source.first)
+                    if offset > source.end:
+                        raise Refused(f"offset {offset} is out of range: the end is {source.end}", 41601)
+                elif isinstance(start, dict) and queue is not None:
+                    raise Refused("a light queue is read from its beginning, its end or a cursor", 422)
                 elif isinstance(start, dict):
-                    offset = sum(one.fields["store_timestamp"] < start["timestamp"] for one in records)
+                    offset = sum(one.fields["store_timestamp"] < start["timestamp"] for one in source.records)
                 else:
-                    offset = 0 if start == "earliest" else len(records)
+                    offset = source.first if start == "earliest" else source.end
                 offsets[topic.name, number] = offset
         return offsets
 
@@ -561,7 +640,7 @@ class Server:
             if lease.sub is sub:
                 lease.sub = None
                 lease.until_ms = self.clock.exact_ms
-        if sub.mode == "stream":
+        if sub in group.members:
             group.members.remove(sub)
             for place in [place for place, owner in group.owners.items() if owner is sub]:
                 del group.owners[place]
@@ -584,7 +663,9 @@ class Server:
     def _do_seek(self, socket: FakeSocket, command: Fields, payload: bytes) -> Fields:
         sub = self._sub(socket, command)
         moved = {
-            place: to for place, to in self._from(self._topics_of(sub), command["to"]).items() if place in sub.next
+            place: to
+            for place, to in self._from(self._topics_of(sub), command["to"], sub.queue).items()
+            if place in sub.next
         }
         sub.next |= moved
         sub.is_caught_up = False
@@ -642,6 +723,10 @@ class Server:
         if "cursor" in command:
             results: list[Fields] = []
             for topic, number, offset in read_cursor(command["cursor"]):
+                if sub.queue is not None:
+                    group.light_committed[topic, number, sub.queue] = offset
+                    results.append({"ok": True})
+                    continue
                 is_owner = group.owners.get((topic, number)) is sub
                 if is_owner:
                     group.committed[topic, number] = offset
@@ -735,14 +820,17 @@ class Server:
         for (name, number), offset in list(sub.next.items()):
             if name not in self.topics:
                 continue
-            records = self.topics[name].partitions[number]
-            while sub.credit > 0 and offset < len(records):
-                some = records[offset : offset + min(BATCH, sub.credit)]
+            source = self.topics[name].source(number, sub.queue)
+            offset = max(offset, source.first)
+            while sub.credit > 0 and offset < source.end:
+                some = source.from_offset(offset)[: min(BATCH, sub.credit)]
+                wanted = [(one, sub.about(one, at)) for at, one in enumerate(some, offset) if sub.wants(one)]
                 offset = sub.next[name, number] = offset + len(some)
-                wanted: list[tuple[Stored, Fields]] = [(record, {}) for record in some if sub.wants(record)]
                 sub.credit -= len(wanted)
                 self._push(sub, name, wanted)
-        is_at_end = all(self.topics[t].partitions[n][o:] == [] for (t, n), o in sub.next.items() if t in self.topics)
+        is_at_end = all(
+            self.topics[t].source(n, sub.queue).end <= o for (t, n), o in sub.next.items() if t in self.topics
+        )
         if sub.next and is_at_end and not sub.is_caught_up:
             sub.is_caught_up = True
             sub.socket.push({"op": "caught_up", "sub": sub.name, "cursor": self._shown(sub, sub.next)["cursor"]})
@@ -762,13 +850,20 @@ class Server:
                 group.leases.append(Lease(place[0], record, until_ms=now_ms))
             if topic is not None:
                 group.next[place] = len(topic.partitions[place[1]])
+        for name, number, queue in [*group.light_next]:
+            if name in self.topics:
+                source = self.topics[name].source(number, queue)
+                at = max(group.light_next[name, number, queue], source.first)
+                for queue_offset, record in enumerate(source.from_offset(at), at):
+                    group.leases.append(Lease(name, record, 0, now_ms, queue, queue_offset))
+                group.light_next[name, number, queue] = source.end
         batches: dict[_Sub, list[tuple[str, Stored, Fields]]] = {}
         for lease in group.leases:
             if lease.sub is not None or lease.until_ms > now_ms:
                 continue
             takers = [one for one in group.subs if one.mode == "queue" and one.credit > 0 and not one.is_paused]
             taker = next((one for one in takers if lease.topic in {topic.name for topic in self._topics_of(one)}
-                          and one.wants(lease.record)), None)  # fmt: skip
+                          and one.queue == lease.queue and one.wants(lease.record)), None)  # fmt: skip
             if taker is None:
                 continue
             group.subs.append(group.subs.pop(group.subs.index(taker)))  # in turn
@@ -779,7 +874,8 @@ class Server:
             lease.receipts = {receipt}
             lease.until_ms = now_ms + taker.command.get("invisible_ms", 30_000)
             self._deliver_at(lease.until_ms)
-            about = {"receipt": receipt, "attempt": lease.attempt, "visible_until": int(lease.until_ms)}
+            about = {"receipt": receipt, "attempt": lease.attempt, "visible_until": int(lease.until_ms),
+                     **taker.about(lease.record, lease.queue_offset)}  # fmt: skip
             batches.setdefault(taker, []).append((lease.topic, lease.record, about))
         for taker, some in batches.items():
             for name in {name for name, _, _ in some}:
