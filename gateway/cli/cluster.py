@@ -157,7 +157,7 @@ def _settings(config: Path | None) -> tuple[GatewayConfig, EtcdConfig]:
 
     try:
         settings = load(file=config, environment=os.environ, flags={"data": Path()})
-        if settings.cluster.node is None:
+        if settings.cluster.node is None or not settings.cluster.etcd:
             raise CliError("say --config FILE: the settings of one of the nodes, which name etcd", USAGE)
         return settings, checked(settings.cluster)[1]
     except ConfigError as error:

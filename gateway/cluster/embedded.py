@@ -32,6 +32,7 @@ from gateway.brokers.base import Broker
 from gateway.brokers.event_log import EventKind, EventLog, RunBlocking
 from gateway.cluster.memory import MemoryMetadata, Written
 from gateway.cluster.metadata import Listing, OutcomeUnknown, TooLarge, Unavailable, Value
+from store import Store
 from store.clock import Clock
 from store.errors import Corrupt, RecordTooLarge, StoreError, StoreStopped
 from store.files import Files
@@ -70,6 +71,11 @@ CLUSTER_EVENTS: EventKind[Written] = EventKind(
     decode=decode_events,
     barrier=Written(0, {}),
 )
+
+
+def keeps_metadata(store: Store) -> bool:
+    """Whether the data directory of an open store has, or had, metadata of its own."""
+    return store.bounds(CLUSTER_QUEUE).max_offset > 0
 
 
 class EmbeddedMetadata(MemoryMetadata):

@@ -143,6 +143,12 @@ def membership_of(root: Path, files: Files) -> Membership | None:
     return None if snapshot is None else Membership(**orjson.loads(snapshot.content))
 
 
+def name_in(root: Path, files: Files) -> str | None:
+    """The node whose data directory it is; None: of no node."""
+    membership = membership_of(root, files)
+    return None if membership is None else membership.node
+
+
 def check_alone(root: Path, files: Files) -> None:
     """Raises CannotJoin when a data directory is of a cluster: alone it would answer wrongly."""
     if (membership := membership_of(root, files)) is not None:

@@ -218,6 +218,11 @@ class ClusterNode:
         await self._see(await self._metadata.list(""))
         await self._seal_taken()
 
+    def unknown_brokers(self) -> list[str]:
+        """Brokers on which partitions have records, and of which neither the metadata nor the settings tell."""
+        named = {one.broker for known in self._follower.moved().values() for one in known.record.segments}
+        return sorted(named - self.members.keys() - self.kafka.keys())
+
     async def run(self) -> None:
         """Follow, and look after what was left half way, until cancelled."""
         async with asyncio.TaskGroup() as tasks:

@@ -44,23 +44,23 @@ class Topics(Protocol):
 
 class LocalAdmin:
     """Topics of the embedded broker, and whether it can take and deliver records. Fills `routes`, which the timer
-    delivers by; of a node of a cluster (`name`) the cluster does that, once `topics` is its."""
+    delivers by; of a node of a cluster (`is_node`) the cluster does that, once `topics` is its."""
 
     def __init__(
-        self, store: Store, timer: TimerService, limits: Limits, routes: RouteTable, *, name: str = BROKER_NAME
-    ) -> None:
+        self, store: Store, timer: TimerService, limits: Limits, routes: RouteTable, *,
+        name: str = BROKER_NAME, is_node: bool = False,
+    ) -> None:  # fmt: skip
         self.routes = routes
         self._quota = TopicQuota(limits, self.routes)
         self.on_change: Callable[[], None] = lambda: None
         """Called after topics came, grew or went."""
 
-        is_alone = name == BROKER_NAME
         self.broker = LocalBroker(
             store,
             timer,
             name=name,
-            on_topic=self._add_routes if is_alone else _ignore,
-            on_deleted=self._remove if is_alone else _ignore,
+            on_topic=_ignore if is_node else self._add_routes,
+            on_deleted=_ignore if is_node else self._remove,
         )
         self.topics: Topics = self.broker
         self._timer = timer
@@ -68,7 +68,7 @@ class LocalAdmin:
         """Why no delayed record is delivered until a restart; None: they are."""
 
         for topic in store.topics():
-            if is_alone and not topic.is_system:
+            if not is_node and not topic.is_system:
                 self._add_routes(topic)
 
     def _add_routes(self, topic: TopicView) -> None:
@@ -127,6 +127,16 @@ class LocalAdmin:
             cause = failures.exceptions[0]
             log.error("timer stopped, delayed records wait for a restart error=%r", cause, exc_info=cause)
             self.timer_failure = f"the timer has stopped: {type(cause).__name__}"
+
+
+def pin(store: Store, needed_position: Callable[[], int | None]) -> None:
+    """Have the log kept from a position on; None: from its end on."""
+
+    def lowest_needed() -> int:
+        position = needed_position()
+        return store.end_position if position is None else position
+
+    store.pin(lowest_needed)
 
 
 def _ignore(_: TopicView) -> None:

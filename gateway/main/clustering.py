@@ -16,14 +16,15 @@ from gateway.brokers.base import Broker
 from gateway.brokers.kafka.beside import Beside
 from gateway.brokers.kafka.broker import KafkaBroker
 from gateway.brokers.kafka.links import Links
+from gateway.cluster.embedded import EmbeddedMetadata
 from gateway.cluster.etcd import EtcdConfig, EtcdMetadata
 from gateway.cluster.members import CannotJoin, Member, check_node_name, join
-from gateway.cluster.metadata import Unavailable
+from gateway.cluster.metadata import Metadata, Unavailable
 from gateway.cluster.node import ClusterNode
 from gateway.cluster.peer_auth import Secret
 from gateway.cluster.topics import TopicsInMemory
 from gateway.groups.coordinator.service import Coordinator
-from gateway.main.admin import LocalAdmin
+from gateway.main.admin import LocalAdmin, pin
 from gateway.main.group_moves import GroupMoves, OwnGroups
 from gateway.main.identity import cluster_id
 from gateway.main.kafka_brokers import kafka_addresses
@@ -45,10 +46,12 @@ KAFKA_FOR_EVER_MS = -1
 """A retention of Kafka's topics."""
 
 RETRY_S = 1.0
+SECRET_BYTES = 32
+"""Of the secret of a cluster of one node, which no one else is to know."""
 
 
 def checked(config: ClusterConfig) -> tuple[Secret, EtcdConfig]:
-    """What a node, or a gateway, needs to know the nodes and etcd by. Raises ConfigError."""
+    """What a node with etcd, or a gateway, needs to know the nodes and etcd by. Raises ConfigError."""
     assert config.secret_file is not None
     try:
         if config.node is not None:
@@ -65,6 +68,31 @@ def checked(config: ClusterConfig) -> tuple[Secret, EtcdConfig]:
 
 
 @asynccontextmanager
+async def _metadata_in(
+    config: GatewayConfig, store: Store, admin: LocalAdmin, clock: Clock, stopping: asyncio.Event
+) -> AsyncIterator[tuple[Metadata, Secret]]:
+    """The metadata of a node while the block runs, and the secret of its cluster: in etcd, or, of an only node, in its
+    own store. When that cannot be written any more, `stopping` is set, and leaving the block raises."""
+    if config.cluster.etcd:
+        secret, etcd = checked(config.cluster)
+        async with EtcdMetadata(etcd) as shared, kept_fresh(config.cluster, secret, shared, etcd):
+            yield shared, secret
+        return
+    own = EmbeddedMetadata(config.data, store.files, admin.broker, clock)
+    pin(store, lambda: own.needed_position)
+    await own.start()
+    writing = asyncio.create_task(own.run(), name="metadata")
+    writing.add_done_callback(lambda _: stopping.set())
+    try:
+        yield own, Secret(secrets.token_bytes(SECRET_BYTES))
+    finally:
+        writing.cancel()
+        with suppress(asyncio.CancelledError):
+            await writing
+        await own.close()
+
+
+@asynccontextmanager
 async def clustered(
     config: GatewayConfig,
     store: Store,
@@ -72,36 +100,36 @@ async def clustered(
     clock: Clock,
     *,
     listener: socket.socket,
-    internal: socket.socket,
+    internal: socket.socket | None,
     kafka: tuple[str, ...],
     tls: ServerTls | None,
     progress: RecoveryProgress,
     stopping: asyncio.Event,
 ) -> AsyncIterator[ClusterNode]:
     """A node of the cluster while the block runs: joined, its topics and routes as the metadata has them, and answering
-    the other nodes. `kafka`: where clients reach its Kafka listeners. While etcd cannot be reached it waits, until
-    `stopping`. Raises CannotJoin, SessionTaken, ConfigError."""
+    the other nodes. `internal`: the listener for those; None: there are none, and its metadata is in its own data
+    directory. `kafka`: where clients reach its Kafka listeners. While etcd cannot be reached it waits, until
+    `stopping`. Raises CannotJoin, SessionTaken, ConfigError, Corrupt."""
     own = config.cluster
-    assert own.node is not None
-    secret, etcd = checked(own)
+    own_name = admin.broker.name
+    url = own.client_url or url_of(config.host, listener, tls)
     member = Member(
-        name=own.node,
+        name=own_name,
         number=0,
         data=cluster_id(config.data, store.files),
-        address=own.internal_url or f"http://{address_of(internal)}",
-        url=own.client_url or url_of(config.host, listener, tls),
+        address=url if internal is None else own.internal_url or f"http://{address_of(internal)}",
+        url=url,
         room=config.room,
         kafka=kafka,
         balancing=own.balance,
     )
     doubt = asyncio.Event()
     async with (
-        EtcdMetadata(etcd) as metadata,
-        kept_fresh(own, secret, metadata, etcd),
+        _metadata_in(config, store, admin, clock, stopping) as (metadata, secret),
         AsyncExitStack() as brokers,
     ):
         clusters: dict[str, KafkaBroker] = {}
-        for name, address in kafka_addresses(own.kafka, node=own.node).items():
+        for name, address in kafka_addresses(own.kafka, node=own_name).items():
             clusters[name] = KafkaBroker(
                 name, Links(address), clock,
                 prefix=address.prefix,
@@ -111,7 +139,7 @@ async def clustered(
             )  # fmt: skip
             brokers.push_async_callback(clusters[name].close)
         node = ClusterNode(
-            own.node, metadata, admin.broker, secret, store, admin.routes, clock,
+            own_name, metadata, admin.broker, secret, store, admin.routes, clock,
             on_topics=lambda: admin.on_change(), kafka=clusters, doubt=doubt,
         )  # fmt: skip
         topics = [topic for topic in store.topics() if not topic.is_system]
@@ -122,6 +150,11 @@ async def clustered(
                 )
                 node.cluster_id = membership.cluster
                 await node.begin()
+                if unknown := node.unknown_brokers():
+                    raise ConfigError(
+                        f"partitions have records on {', '.join(unknown)}, which is no broker here: add it to "
+                        f"cluster.kafka (--broker {unknown[0]}=kafka://HOST:PORT)"
+                    )
                 break
             except Unavailable as error:
                 progress.waits_for = "etcd"
@@ -131,29 +164,31 @@ async def clustered(
                     raise CannotJoin("stopped while etcd could not be reached") from error
         admin.topics = node
         admin.routes.refresh_by = node.refresh
-        beside = Beside(admin.broker, list(clusters.values()))
-        service = PeerService(
-            beside if clusters else admin.broker,
-            secret,
-            clock,
-            queues_of=lambda topic_id: [*store.queues_of(topic_id), *beside.queues_of(topic_id)],
-            know=node.know,
-            look_at=node.look_at,
-            take_group=lambda *group: node.take_group(*group),
-            more={"ask": node.answer},
-        )
         try:
-            async with (
-                listening_to_nodes(
-                    service.application(),
-                    internal,
-                    config.limits,
-                    handle_limit=store.files.handle_limit,
-                    write_timeout_s=config.ws_write_timeout_ms / 1000,
-                ),
-                node.in_session(secrets.token_hex(8)),
-            ):
-                log.info("node of a cluster node=%s cluster=%s internal=%s", own.node, node.cluster_id, member.address)
+            async with AsyncExitStack() as serving:
+                if internal is not None:
+                    beside = Beside(admin.broker, list(clusters.values()))
+                    service = PeerService(
+                        beside if clusters else admin.broker,
+                        secret,
+                        clock,
+                        queues_of=lambda topic_id: [*store.queues_of(topic_id), *beside.queues_of(topic_id)],
+                        know=node.know,
+                        look_at=node.look_at,
+                        take_group=lambda *group: node.take_group(*group),
+                        more={"ask": node.answer},
+                    )
+                    await serving.enter_async_context(
+                        listening_to_nodes(
+                            service.application(),
+                            internal,
+                            config.limits,
+                            handle_limit=store.files.handle_limit,
+                            write_timeout_s=config.ws_write_timeout_ms / 1000,
+                        )
+                    )
+                await serving.enter_async_context(node.in_session(secrets.token_hex(8)))
+                log.info("node of a cluster node=%s cluster=%s internal=%s", own_name, node.cluster_id, member.address)
                 yield node
         finally:
             await node.close()

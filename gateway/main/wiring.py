@@ -17,6 +17,7 @@ import logging
 import os
 import random
 import signal
+import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -33,14 +34,15 @@ from gateway.api.topic_figures import TopicFigures
 from gateway.api.trail import Trail
 from gateway.auth.administration import AccessFiles
 from gateway.cluster.balancer import Balancer
-from gateway.cluster.members import check_alone
+from gateway.cluster.embedded import keeps_metadata
+from gateway.cluster.members import check_alone, name_in
 from gateway.cluster.node import ClusterNode
 from gateway.cluster.peer_wire import Head
 from gateway.codec.texts import TextCache
 from gateway.groups.coordinator.metrics import coordinator_metrics
 from gateway.groups.coordinator.service import Coordinator
 from gateway.main import joined
-from gateway.main.admin import BROKER_NAME, LocalAdmin
+from gateway.main.admin import BROKER_NAME, LocalAdmin, pin
 from gateway.main.application import build_application
 from gateway.main.clustering import belonging, checked, clustered
 from gateway.main.file_handles import within_handles
@@ -159,10 +161,10 @@ async def run(
         else:
             listeners = [parts.enter_context(bound_socket(config.host, config.port))]
         listener = listeners[0]
-        is_node = config.cluster.node is not None
-        if is_node:
-            checked(config.cluster)
-            own = config.cluster
+        own = config.cluster
+        internal: socket.socket | None = None
+        if own.etcd:
+            checked(own)
             internal = parts.enter_context(bound_socket(own.internal_host, own.internal_port))
         kafka_sockets, kafka_warnings = parts.enter_context(bound_kafka_sockets(config))
         progress = RecoveryProgress()
@@ -170,14 +172,16 @@ async def run(
             for one in listeners:
                 await starting.enter_async_context(answering_not_ready(config, one, progress, tls))
             store = await parts.enter_async_context(_opened_store(config, files, clock, progress))
+            is_only_node = own.is_only_node or (not own.etcd and keeps_metadata(store))
+            is_node = is_only_node or bool(own.etcd)
             if not is_node:
                 check_alone(config.data, files)
-            name = config.cluster.node or BROKER_NAME
+            name = own.node or (name_in(config.data, files) if is_only_node else None) or BROKER_NAME
             routes = RouteTable(TABLES[config.latency_penalties])
             routes.rooms[name] = config.room
             timer = await parts.enter_async_context(_opened_timer(config, store, routes, files, clock, own=name))
             store.pin(lambda: timer.needed_position)
-            admin = LocalAdmin(store, timer, config.limits, routes, name=name)
+            admin = LocalAdmin(store, timer, config.limits, routes, name=name, is_node=is_node)
             node: ClusterNode | None = None
             if is_node:
                 node = await parts.enter_async_context(
@@ -427,16 +431,6 @@ async def _opened_timer(
             await timer.close()
         except OSError as error:  # its files are derived: the next start rebuilds them from the log
             log.error("timer not closed clean error=%s", error)
-
-
-def pin(store: Store, needed_position: Callable[[], int | None]) -> None:
-    """Have the log kept from a position on; None: from its end on."""
-
-    def lowest_needed() -> int:
-        position = needed_position()
-        return store.end_position if position is None else position
-
-    store.pin(lowest_needed)
 
 
 @asynccontextmanager

@@ -11,7 +11,8 @@ class ClusterConfig:
     """Being one of several nodes, when `node` is given. See docs/cluster.md."""
 
     node: str | None = None
-    """This node's name in the cluster, for good: its data directory keeps it."""
+    """This node's name in the cluster, for good: its data directory keeps it. Not set, and a Kafka cluster to move
+    partitions to: `local`."""
 
     join: bool = False
     """Serve a cluster's clients without being one of its nodes: a gateway without data, which passes on to the nodes
@@ -49,7 +50,7 @@ class ClusterConfig:
 
     kafka: tuple[str, ...] = ()
     """Kafka clusters that partitions can be moved to: name=kafka://host:port,host:port?replication=3. The same on all
-    nodes. See docs/kafka-broker.md."""
+    nodes; a server that is to be the only one needs neither `node` nor `etcd`. See docs/kafka-broker.md."""
 
     balance: bool = True
     """Whether this node, when it is new to the cluster, takes its share of the partitions by itself. `mq broker add`
@@ -58,6 +59,12 @@ class ClusterConfig:
     balance_moves_per_s: int = 5
     """How many partitions it takes a second then, at most. Each move holds sends to that partition for some ms."""
 
+    @property
+    def is_only_node(self) -> bool:
+        """Whether this is the one node of its cluster for good: it keeps in its own data directory where partitions
+        are. A data directory that was such a node's stays one, whatever is set."""
+        return bool(self.kafka) and not self.etcd
+
     def __post_init__(self) -> None:
         if not 0 <= self.internal_port <= 65535:
             raise ValueError("cluster.internal_port must be between 0 and 65535")
@@ -65,8 +72,10 @@ class ClusterConfig:
             raise ValueError("cluster.balance_moves_per_s must be between 1 and 1000")
         if self.join and self.node is not None:
             raise ValueError("cluster.join and cluster.node contradict each other: a gateway is no node; choose one")
-        if self.node is None and self.kafka:
-            raise ValueError("cluster.kafka needs cluster.node and cluster.etcd, which keep where partitions are")
+        if self.join and self.kafka:
+            raise ValueError("cluster.join and cluster.kafka contradict each other: a gateway has no broker of its own")
+        if self.is_only_node:
+            return
         if self.node is None and not self.join:
             if self.etcd:
                 raise ValueError("cluster.etcd needs cluster.node, a name for this node, or cluster.join")

@@ -8,7 +8,7 @@ from gateway.brokers.local import LocalBroker
 from gateway.cluster.embedded import EmbeddedMetadata
 from gateway.cluster.memory import Written
 from gateway.cluster.metadata import Unavailable
-from gateway.main.wiring import pin
+from gateway.main.admin import pin
 from store import Store
 from tests.clock import FakeClock
 from tests.gateway.groups.coordinator.world import PlainTimer, inline

@@ -18,7 +18,7 @@ from gateway.cluster.metadata import MetadataError
 from gateway.cluster.mover import MoveConflict, Mover, UnknownBroker
 from gateway.cluster.peer import PeerBroker
 from gateway.cluster.peer_auth import Secret
-from gateway.main.wiring import pin
+from gateway.main.admin import pin
 from gateway.routing.base import place_of
 from gateway.routing.reading import PartitionReader
 from gateway.routing.table import RouteTable

@@ -11,11 +11,19 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from gateway.brokers.local import LocalBroker
+from gateway.cluster.embedded import EmbeddedMetadata
+from gateway.cluster.metadata import ABSENT
+from gateway.cluster.mover import key_of
+from gateway.cluster.record import PartitionRecord, SegmentRecord, encode
 from gateway.main.wiring import run
-from gateway.settings.config import GatewayConfig, build
-from store import record_batch
+from gateway.settings.config import ConfigError, GatewayConfig, build
+from store import Store, record_batch
+from store.clock import SystemClock
 from store.errors import StoreLocked
+from store.files import OsFiles
 from store.record_batch import Record
+from tests.gateway.groups.coordinator.world import PlainTimer
 from tests.waiting import WOKEN_S
 
 JSON = {"Content-Type": "application/vnd.kafka.json.v2+json", "Accept": "application/vnd.kafka.json.v2+json"}
@@ -98,6 +106,53 @@ async def test_a_group_has_as_many_records_in_flight_as_the_settings_say(tmp_pat
         receive = {"topics": ["orders"], "start": "earliest", "max_messages": 3}
         response = await client.post("/mq/v1/groups/g/messages:receive", json=receive)
         assert [message["value"] for message in (await response.json(content_type=None))["messages"]] == [1, 2]
+
+
+async def test_a_server_with_a_kafka_cluster_and_no_etcd_is_a_cluster_of_its_own(tmp_path: Path) -> None:
+    kafka = {"cluster.kafka": "kafka1=kafka://127.0.0.1:1"}
+    async with serving(config_of(tmp_path)) as client:
+        await client.put("/mq/v1/topics/orders", json={"partitions": 1})
+        delayed = await client.post("/topics/orders", data=b'{"records":[{"value":1},{"value":2,"delay_ms":3600000}]}')
+        schedule = (await delayed.json(content_type=None))["offsets"][1]["schedule_id"]
+    for settings in (kafka, {}):  # such a data directory is that of a node, whatever is set
+        async with serving(config_of(tmp_path, **settings)) as client:
+            assert (await client.post("/topics/orders", data=b'{"records":[{"value":3}]}')).status == 200
+            async with client.get("/mq/v1/topics/orders/routes") as response:
+                [route] = (await response.json())["partitions"]
+            assert [one["broker"] for one in route["segments"]] == ["local"]
+            async with client.get("/mq/v1/brokers") as response:
+                brokers = {one["broker"]: one["kind"] for one in (await response.json())["brokers"]}
+            assert brokers == {"local": "embedded"} | ({"kafka1": "kafka"} if settings else {})
+            assert (await client.get(f"/mq/v1/schedules/{schedule}")).status == 200, "its id is of the time before"
+            assert (await client.post("/mq/v1/groups/g/messages:receive", json={"topics": ["orders"]})).status == 200
+    with pytest.raises(ConfigError, match="two brokers of this name"):
+        await run(
+            config_of(tmp_path / "other", **{"cluster.kafka": "local=kafka://127.0.0.1:1"}),
+            announce=lambda _: None, stopping=asyncio.Event(),
+        )  # fmt: skip
+
+
+async def test_a_server_whose_records_are_on_a_kafka_cluster_that_it_is_not_told_of_does_not_start(
+    tmp_path: Path,
+) -> None:
+    config = config_of(tmp_path, **{"cluster.kafka": "kafka1=kafka://127.0.0.1:1"})
+    async with serving(config) as client:
+        await client.put("/mq/v1/topics/orders", json={"partitions": 1})
+    elsewhere = SegmentRecord(start=0, broker="kafka1", queue=("orders", 0), pid=1, epoch=1)
+    record = PartitionRecord(epoch=1, owner="local", segments=(elsewhere,))
+    store = await Store.open(config.store, files=OsFiles(), clock=SystemClock())
+    timer = PlainTimer(store, SystemClock())
+    broker = LocalBroker(store, timer, name="local", on_topic=lambda _: None, on_deleted=lambda _: None)
+    metadata = EmbeddedMetadata(tmp_path, OsFiles(), broker, SystemClock())
+    await metadata.start()
+    writing = asyncio.create_task(metadata.run())
+    await metadata.compare_and_set({key_of(16, 0): ABSENT}, {key_of(16, 0): encode(record)})
+    writing.cancel()
+    await asyncio.wait([writing])
+    await metadata.close()
+    await store.close()
+    with pytest.raises(ConfigError, match="partitions have records on kafka1"):
+        await run(config_of(tmp_path), announce=lambda _: None, stopping=asyncio.Event())
 
 
 async def test_system_topics_are_out_of_reach(tmp_path: Path) -> None:

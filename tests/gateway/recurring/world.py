@@ -11,7 +11,7 @@ from typing import NamedTuple
 from gateway.api.producer import Producer
 from gateway.api.recurring import ProducerRouting
 from gateway.brokers.local import LocalBroker
-from gateway.main.wiring import pin
+from gateway.main.admin import pin
 from gateway.recurring.definitions import Definition, Missed, Recurring, RecurringRecord
 from gateway.recurring.rule import Rule
 from gateway.recurring.service import RecurringSchedules

@@ -53,16 +53,32 @@ def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
 
 
 class Node:
-    """A node with Kafka as a broker, and its clients. What was acknowledged is in `sent`, by offset."""
+    """A node with Kafka as a broker, and its clients. What was acknowledged is in `sent`, by offset. Without etcd it is
+    the only one."""
 
     def __init__(
-        self, directory: Path, etcd: EtcdServer, endpoint: str, prefix: str, http: aiohttp.ClientSession
+        self, directory: Path, etcd: EtcdServer | None, endpoint: str, prefix: str, http: aiohttp.ClientSession
     ) -> None:
-        (directory / "secret").write_bytes(b"the secret of nodes with Kafka in tests")
-        (directory / "password").write_text(PASSWORD)
+        self.name = "local" if etcd is None else "n1"
         self.settings = {
             **SMALL_FILES,
-            "MQ_CLUSTER_NODE": "n1",
+            "MQ_CLUSTER_KAFKA": f"kafka1=kafka://127.0.0.1:1,{endpoint}?replication=1&min_insync=1&prefix={prefix}",
+            "MQ_KAFKA_ENABLED": "false",
+        }
+        if etcd is not None:
+            self._join(directory, etcd)
+        self.server = Server(directory / "data", self.settings, port=free_port())
+        self._http = http
+        self.sent: dict[int, str] = {}
+        self.is_over = False
+        self.lost = 0
+        self.longest_s = 0.0
+
+    def _join(self, directory: Path, etcd: EtcdServer) -> None:
+        (directory / "secret").write_bytes(b"the secret of nodes with Kafka in tests")
+        (directory / "password").write_text(PASSWORD)
+        self.settings |= {
+            "MQ_CLUSTER_NODE": self.name,
             "MQ_CLUSTER_INTERNAL_PORT": str(free_port()),
             "MQ_CLUSTER_ETCD": ",".join(etcd.config.endpoints),
             "MQ_CLUSTER_ETCD_USER": "root",
@@ -70,15 +86,7 @@ class Node:
             "MQ_CLUSTER_ETCD_CA_FILE": str(directory / "cert.pem"),
             "MQ_CLUSTER_PREFIX": f"kafka-{free_port()}/",
             "MQ_CLUSTER_SECRET_FILE": str(directory / "secret"),
-            "MQ_CLUSTER_KAFKA": f"kafka1=kafka://127.0.0.1:1,{endpoint}?replication=1&min_insync=1&prefix={prefix}",
-            "MQ_KAFKA_ENABLED": "false",
         }
-        self.server = Server(directory / "data", self.settings, port=free_port())
-        self._http = http
-        self.sent: dict[int, str] = {}
-        self.is_over = False
-        self.lost = 0
-        self.longest_s = 0.0
 
     async def ask(self, method: str, path: str, **sent: Any) -> tuple[int, Any]:
         timeout = aiohttp.ClientTimeout(total=PATIENCE_S)
@@ -158,20 +166,59 @@ async def node(tmp_path: Path, etcd: EtcdServer, kafka: Peer, request: pytest.Fi
             await own.server.end()
 
 
-async def test_a_partition_moves_to_kafka_and_back_under_load(node: Node, kafka: Peer) -> None:
+@pytest.fixture
+async def only_node(tmp_path: Path, kafka: Peer, request: pytest.FixtureRequest) -> AsyncIterator[Node]:
+    async with aiohttp.ClientSession() as http:
+        own = Node(tmp_path, None, kafka.endpoint, f"{request.node.name[:20]}.", http)
+        await own.server.start()
+        try:
+            await own.done("PUT", f"/mq/v1/topics/{TOPIC}", json={"partitions": 2})
+            yield own
+        finally:
+            await own.server.end()
+
+
+async def test_a_server_without_etcd_moves_a_partition_and_is_killed_meanwhile(only_node: Node) -> None:
+    node = only_node
+    await moves_under_load(node)
+    await node.move("kafka1")
+    node.is_over = False
+    senders = [asyncio.create_task(node.send_on(SENDERS + client)) for client in range(SENDERS)]
+    for number in range(4):
+        await asyncio.sleep(0.5)
+        moving = asyncio.create_task(node.move("local" if number % 2 else "kafka1"))
+        await asyncio.sleep(0.005 * number)
+        await node.server.kill()
+        await asyncio.wait([moving])
+        moving.exception()
+        await node.server.start()
+        await node.goes_on()
+    node.is_over = True
+    await asyncio.gather(*senders)
+    await node.check()
+    assert await node.server.stop() == 0
+    await node.server.start()
+    await node.check()
+
+
+async def test_a_partition_moves_to_kafka_and_back_under_load(node: Node) -> None:
+    await moves_under_load(node)
+
+
+async def moves_under_load(node: Node) -> None:
     await node.send("before")
     senders = [asyncio.create_task(node.send_on(client)) for client in range(SENDERS)]
     for number in range(MOVES):
         await node.goes_on()  # a tenure without records is no segment
-        route = await node.move("kafka1" if number % 2 == 0 else "n1")
-        assert route["owner"] == ("kafka1" if number % 2 == 0 else "n1")
+        route = await node.move("kafka1" if number % 2 == 0 else node.name)
+        assert route["owner"] == ("kafka1" if number % 2 == 0 else node.name)
     await node.goes_on()
     node.is_over = True
     await asyncio.gather(*senders)
     await node.check()
     routes = await node.done("GET", f"/mq/v1/topics/{TOPIC}/routes")
     segments = routes["partitions"][0]["segments"]
-    assert [one["broker"] for one in segments] == ["n1", "kafka1"] * (MOVES // 2) + ["n1"]
+    assert [one["broker"] for one in segments] == [node.name, "kafka1"] * (MOVES // 2) + [node.name]
     assert node.lost == 0, "a move is a slower send, and nothing else"
     print(f"\n{len(node.sent)} records, {MOVES} moves, the longest send {node.longest_s * 1000:.0f} ms")
 
