@@ -62,6 +62,7 @@ from gateway.main.loop_watch import LoopWatch
 from gateway.main.memory import give_back_forever, share_one_arena
 from gateway.main.metrics import (
     Collector,
+    MoveCollector,
     RecurringCollector,
     process_metrics,
     registry_of,
@@ -220,6 +221,7 @@ async def run(
         application[SCHEDULES] = timer
         application[RECURRING] = recurring
         if node is not None:
+            gateway.metrics.register(MoveCollector(node))
             node.answers[FIGURES] = partial(_topic_figures, application[TOPIC_FIGURES])
         if auth_reloader is not None:
             application[ACCESS_FILES] = AccessFiles(config.auth, clock, partial(auth_reloader.reload_told, trail))
