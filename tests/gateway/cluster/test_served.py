@@ -645,6 +645,9 @@ async def test_what_a_dead_node_had_is_taken_over_and_read_again_when_it_is_back
         assert "is there: move the partition" in refused.stderr
         await nodes.servers["n1"].kill()
         assert (await nodes.ask("n2", "POST", path, json={"records": [{"value": 0}]}, headers=JSON))[0] == 503
+        for name in ("n2", "n3"):  # lists name the node that they lack
+            for listed in ("groups", "recurring", "connections"):
+                assert (await nodes.done(name, "GET", f"/mq/v1/{listed}"))["missing_nodes"] == ["n1"]
         warned = await asyncio.to_thread(mq, *takeover, url=url)
         assert warned.returncode == 2
         assert "nothing is skipped" in " ".join(warned.stderr.split())
@@ -779,11 +782,11 @@ class Linked(Nodes):
                 async with (
                     mq_client.connect(self.servers[name].url, retry=PATIENCE_S) as client,
                     client.group("workers").queue(TOPIC, start="earliest", lease=10) as queue,
+                    asyncio.TaskGroup() as acks,
                 ):
                     async for message in queue:
                         self.taken.add((message.partition, message.value))
-                        with suppress(mq_client.LeaseLost):  # it comes again, if it was not acked
-                            await message.ack()
+                        acks.create_task(_acked(message))
             await asyncio.sleep(0.1)
 
     async def is_worked_off(self) -> bool:
@@ -802,6 +805,11 @@ class Linked(Nodes):
             relay.mend()
         await super().end()
         await self._relays.aclose()
+
+
+async def _acked(message: Any) -> None:
+    with suppress(mq_client.LeaseLost):  # it comes again, if it was not acked
+        await message.ack()
 
 
 FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
@@ -860,10 +868,12 @@ async def link_faults(nodes: Linked, random: Random, kinds: Sequence[str]) -> No
                         await asyncio.sleep(0.1)
             count = nodes.history.count(Outcome.OK)
             await until(lambda count=count: nodes.history.count(Outcome.OK) > count + 20, pause_s=0.005)  # type: ignore[misc]
-    async with asyncio.timeout(60):
-        while nodes.untaken() or not await nodes.is_worked_off():
-            assert not any(worker.done() for worker in workers)
-            await asyncio.sleep(0.2)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(60):
+            while nodes.untaken() or not await nodes.is_worked_off():  # noqa: ASYNC110
+                await asyncio.sleep(0.2)
+    lag = await nodes.done("n1", "GET", "/mq/v1/groups/workers/lag")
+    assert (nodes.untaken(), lag["total_lag"]) == (set(), 0), lag
     for worker in workers:
         worker.cancel()
     print(f"moves={nodes.moves} acknowledged={nodes.history.count(Outcome.OK)} taken={len(nodes.taken)}")
