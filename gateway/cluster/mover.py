@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from time import monotonic
 from typing import Any, Literal, NamedTuple
 
 import orjson
@@ -25,6 +26,7 @@ from gateway.brokers.base import Broker
 from gateway.brokers.kafka.broker import Fence, KafkaBroker, Place
 from gateway.cluster import move
 from gateway.cluster.metadata import ABSENT, Metadata, OutcomeUnknown
+from gateway.cluster.move_stats import MoveStats
 from gateway.cluster.record import PartitionRecord, PartitionState, SegmentRecord, decode, encode
 from gateway.routing.table import Chain, Segment
 from store.clock import Clock
@@ -160,6 +162,8 @@ class Mover:
         self.moves: dict[tuple[int, int], Move] = {}
         """Those that this mover makes now, by topic id and partition."""
 
+        self.stats = MoveStats()
+
     async def known(self, topic_id: int, partition: int) -> Known:
         """The record of a partition as of now. Raises Unavailable, ValueError for one that is not understood."""
         value = await self._metadata.get(key_of(topic_id, partition))
@@ -181,6 +185,13 @@ class Mover:
             return known
         try:
             return await self._move(topic_id, partition, known, to)
+        except MoveConflict:
+            self.stats.outcomes["conflict"] += 1
+            raise
+        except BaseException:
+            at = self.moves.get((topic_id, partition))
+            self.stats.outcomes["failed" if at is None or at.step == "warm" else "left"] += 1
+            raise
         finally:
             self.moves.pop((topic_id, partition), None)
 
@@ -209,6 +220,7 @@ class Mover:
             position = await self._tell(knowing, target, queue, 0)
         leaving, coming = await self._next_fences(topic_id, partition, last, source, target)
         at("intent")
+        paused_s = monotonic()
         revision = await self._set(topic_id, partition, known.revision, begun, {leaving, coming})
         at("seal")
         if isinstance(source, KafkaBroker):
@@ -242,6 +254,7 @@ class Mover:
             if isinstance(target, KafkaBroker):
                 target.refuse(queue)  # if it was written after all, the node takes over anew what it does not serve
             raise
+        self.stats.done((monotonic() - paused_s) * 1000)
         log.info(
             "partition moved topic_id=%d partition=%d to=%s epoch=%d offset=%d",
             topic_id, partition, to, done.epoch, done.open_segment.start,

@@ -58,6 +58,7 @@ from gateway.cluster.metadata import (
     Unavailable,
     Value,
 )
+from gateway.cluster.move_stats import MoveStats
 from gateway.cluster.mover import PARTITIONS, Known, Move, MoveConflict, Mover, StillThere, UnknownBroker
 from gateway.cluster.peer import PeerBroker
 from gateway.cluster.peer_auth import Secret
@@ -649,6 +650,16 @@ class ClusterNode:
             source = known.record.open_segment.broker
             found[at] = Move(source, known.record.to, "seal", now_ms - round((now_s - since_s) * 1000))
         return found | self._mover.moves
+
+    @property
+    def move_stats(self) -> MoveStats:
+        """What the moves that this node makes count."""
+        return self._mover.stats
+
+    @property
+    def own_move_count(self) -> int:
+        """How many moves this node makes now."""
+        return len(self._mover.moves)
 
     async def take_over(self, topic: str, partition: int, to: str | None) -> Known:
         """Go on with a partition without its broker, which is not there, on another one (None: the one with the fewest

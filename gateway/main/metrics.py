@@ -14,6 +14,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 
 from gateway.api.producer import Producer
 from gateway.api.trail import TrailStats
+from gateway.cluster.move_stats import OUTCOMES, PAUSE_BOUNDS_MS
+from gateway.cluster.node import ClusterNode
 from gateway.codec.texts import TextCache
 from gateway.recurring.service import RecurringSchedules
 from gateway.settings.limits import Limits
@@ -220,6 +222,35 @@ class RecurringCollector:
             "mq_recurring_waiting", "Recurring schedules that are due and cannot be delivered now.", value=waiting
         )
         yield from integers_of(self._recurring.stats, "mq_recurring")
+
+
+class MoveCollector:
+    """What a node's moves count, for a registry."""
+
+    def __init__(self, node: ClusterNode) -> None:
+        self._node = node
+
+    def collect(self) -> Iterator[Metric]:
+        """One reading."""
+        stats = self._node.move_stats
+        moves = CounterMetricFamily(
+            "mq_moves", "Moves of partitions that this node made, by how they ended.", labels=("outcome",)
+        )
+        for outcome in OUTCOMES:
+            moves.add_metric((outcome,), stats.outcomes[outcome])
+        yield moves
+        yield GaugeMetricFamily("mq_moves_running", "Moves that this node makes now.", value=self._node.own_move_count)
+        pauses = HistogramMetricFamily(
+            "mq_move_pause_seconds", "Time in which a partition took no records, as it moved: from intent to commit."
+        )
+        buckets = histogram_buckets([bound / 1000 for bound in PAUSE_BOUNDS_MS], stats.pause_counts)
+        pauses.add_metric((), buckets, stats.pause_sum_ms / 1000)
+        yield pauses
+        yield GaugeMetricFamily(
+            "mq_balance_blocked",
+            "1 while something cannot be moved off this node, or to it; `mq broker list` says why.",
+            value=int(self._node.blocked is not None),
+        )
 
 
 def timer_metrics(timer: TimerService) -> Iterator[Metric]:

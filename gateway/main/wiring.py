@@ -64,6 +64,7 @@ from gateway.main.loop_watch import LoopWatch
 from gateway.main.memory import give_back_forever, share_one_arena
 from gateway.main.metrics import (
     Collector,
+    MoveCollector,
     RecurringCollector,
     process_metrics,
     registry_of,
@@ -74,6 +75,7 @@ from gateway.main.metrics import (
 )
 from gateway.main.notify import Notifier
 from gateway.main.readings import Readings
+from gateway.main.recurring_names import RecurringNames
 from gateway.main.reload import AuthReloader, reload_forever
 from gateway.main.tls import ServerTls
 from gateway.main.version import installed_version
@@ -211,6 +213,8 @@ async def run(
                 gateway = replace(gateway, forwarder=forwarder)
             recurring = build_recurring(gateway, store, admin)
             await parts.enter_async_context(_opened_recurring(recurring, store))
+            if node is not None:
+                recurring_names = RecurringNames(recurring, node)
         kafka_addresses = {name: address_of(bound) for name, bound in kafka_sockets.items()}
         gateway = replace(gateway, kafka_addresses=tuple(f"{name}://{at}" for name, at in kafka_addresses.items()))
         if auth_reloader is not None:
@@ -224,6 +228,7 @@ async def run(
         application[SCHEDULES] = timer
         application[RECURRING] = recurring
         if node is not None:
+            gateway.metrics.register(MoveCollector(node))
             node.answers[FIGURES] = partial(_topic_figures, application[TOPIC_FIGURES])
         if auth_reloader is not None:
             application[ACCESS_FILES] = AccessFiles(config.auth, clock, partial(auth_reloader.reload_told, trail))
@@ -255,6 +260,7 @@ async def run(
                 running += [
                     tasks.create_task(node.run(), name="cluster"),
                     tasks.create_task(group_moves.run(), name="groups of others"),
+                    tasks.create_task(recurring_names.run(), name="names of recurring schedules"),
                     tasks.create_task(balancer.run(), name="balance"),
                 ]
             limiter = ConnectionLimiter(config.limits, gateway.stats, clock.now_ms)

@@ -2,6 +2,7 @@
 
 StoreError
 ├── UnknownRecurring   there is none of this name
+│   └── RecurringUnowned    ... and in a cluster it is no node's: it has to be owned before it is used
 ├── TooManyRecurring   the bound on their number is reached
 └── Undeliverable      the topic does not exist or refuses the record (logged and counted; never an answer)
 """
@@ -13,6 +14,10 @@ from store.errors import StoreError
 
 class UnknownRecurring(StoreError):
     """There is no recurring schedule of this name."""
+
+
+class RecurringUnowned(UnknownRecurring):
+    """The name is no node's, or not any more: no schedule of it may be made before it is this one's."""
 
 
 class TooManyRecurring(StoreError):

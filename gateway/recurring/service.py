@@ -16,7 +16,7 @@ import asyncio
 import heapq
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +37,7 @@ from gateway.recurring.definitions import (
     Recurring,
     RecurringTable,
 )
-from gateway.recurring.errors import Undeliverable
+from gateway.recurring.errors import RecurringUnowned, Undeliverable
 from gateway.recurring.rule import Rule
 from store import record_batch
 from store.clock import Clock
@@ -132,6 +132,12 @@ class RecurringSchedules:
         self.troubles: dict[str, str] = {}
         """Why a schedule that is due does not fire, by name."""
 
+        self.is_owned: Callable[[str], bool] = lambda _: True
+        """Whether a name is this node's. Set in a cluster."""
+
+        self.on_deleted: Callable[[str], Awaitable[None]] = _nothing
+        """Called with the name of a schedule that was deleted, before `delete` returns."""
+
         self._sources = sources
         self._partitions = partitions
         self._clock = clock
@@ -148,6 +154,7 @@ class RecurringSchedules:
         )
         self._unnoted: list[Delivered] = []  # delivered, but the table does not know
         self._turn = asyncio.Lock()
+        self._leaving: dict[str, asyncio.Event] = {}
         self._wake = asyncio.Event()
         self._next_ms: dict[str, int] = {}
         self._due: list[tuple[int, str]] = []  # heap; what `_next_ms` does not have is passed over
@@ -191,13 +198,19 @@ class RecurringSchedules:
 
     async def put(self, name: str, definition: Definition, paused: bool | None) -> tuple[Recurring, bool]:
         """Have a schedule of this name; whether it is new. Durable on return. `paused` None: as it is. Raises
-        TooManyRecurring, or as `EventLog.write`."""
-        async with self._in_turn():
-            is_new = self.table.find(name) is None
-            now_ms = self._clock.now_ms()
-            event = self.table.decide_put(name, definition, paused, now_ms=now_ms, count_max=self._count_max)
-            await self._write(() if event is None else (event,))
-            return self.table.get(name), is_new
+        TooManyRecurring, RecurringUnowned, or as `EventLog.write`."""
+        while True:
+            async with self._in_turn():
+                left = self._leaving.get(name)
+                if left is None:
+                    if not self.is_owned(name):
+                        raise RecurringUnowned(f"recurring schedule {name} is no node's")
+                    is_new = self.table.find(name) is None
+                    now_ms = self._clock.now_ms()
+                    event = self.table.decide_put(name, definition, paused, now_ms=now_ms, count_max=self._count_max)
+                    await self._write(() if event is None else (event,))
+                    return self.table.get(name), is_new
+            await left.wait()
 
     async def pause(self, name: str, paused: bool) -> Recurring:
         """Have a schedule rest, or go on. Durable on return. Raises UnknownRecurring, or as `EventLog.write`."""
@@ -210,6 +223,21 @@ class RecurringSchedules:
         """Have no schedule of this name. Durable on return. Raises UnknownRecurring, or as `EventLog.write`."""
         async with self._in_turn():
             await self._write((self.table.decide_delete(name),))
+        await self.on_deleted(name)
+
+    @asynccontextmanager
+    async def leaving(self, name: str) -> AsyncIterator[bool]:
+        """Have a `put` of a name wait until the block ends. Whether there is no schedule of it, and the block alone has
+        its name: else nothing waits."""
+        async with self._turn:
+            is_unused = self.table.find(name) is None and name not in self._leaving
+            if is_unused:
+                self._leaving[name] = asyncio.Event()
+        try:
+            yield is_unused
+        finally:
+            if is_unused:
+                self._leaving.pop(name).set()
 
     @asynccontextmanager
     async def _in_turn(self) -> AsyncIterator[None]:
@@ -441,6 +469,10 @@ class RecurringSchedules:
         while True:
             await asyncio.sleep(SNAPSHOT_INTERVAL_S)
             await to_its_end(self._events.save())
+
+
+async def _nothing(_name: str) -> None:
+    pass
 
 
 def _warn_of_lost(count: int) -> None:

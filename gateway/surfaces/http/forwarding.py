@@ -33,6 +33,7 @@ from gateway.auth.credentials import TICKET_PARAMETER, TICKET_SUBPROTOCOL, Malfo
 from gateway.codec.schedule_ids import split_node
 from gateway.errors import OVERLOADED, RequestError
 from gateway.groups.machines.errors import GroupError
+from gateway.recurring.errors import RecurringUnowned
 from gateway.surfaces.http.answers import PART
 from gateway.surfaces.http.context import Forwards, Gateway
 from gateway.surfaces.http.relaying import (
@@ -274,6 +275,8 @@ def forwarding(gateway: Gateway, path: str, handler: Handler) -> Handler:
         if owner == cluster.name:
             try:
                 return await handler(gateway, request, body)
+            except RecurringUnowned:  # it was deleted, and let go of, meanwhile
+                return await forwarded(gateway, request, body)
             except (GroupError, RequestError):
                 if kind is None:
                     raise

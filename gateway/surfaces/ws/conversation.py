@@ -21,6 +21,7 @@ from gateway.api.turns import in_turns
 from gateway.auth.access import NOBODY, Access
 from gateway.codec.json_steps import STEP_BYTES
 from gateway.errors import LIMIT_ILLEGAL, RequestError, draining, invalid
+from gateway.groups.machines.errors import GroupElsewhere
 from gateway.groups.protocol import TopicPartition
 from gateway.surfaces.http.admission import payer_of, rate_limited
 from gateway.surfaces.http.context import Gateway
@@ -251,9 +252,14 @@ class Conversation:
     async def _answer_later(
         self, id_: int | None, work: Coroutine[object, object, dict[str, object]], *, is_wanted: bool = True
     ) -> None:
-        """Answer with what comes out of `work`, if that `is_wanted`, or with what refused it."""
+        """Answer with what comes out of `work`, if that `is_wanted`, or with what refused it. When its group has gone
+        to another node, nothing was done: the socket closes as when the server stops, and the client, which comes back,
+        asks again there."""
         try:
             fields = await work
+        except GroupElsewhere as error:
+            log.info("socket=%s closed: %s", self.session.name[:12], error)
+            self._close(CloseCode.SHUTDOWN)
         except REFUSALS as error:
             await self.refuse(id_, error)
         else:

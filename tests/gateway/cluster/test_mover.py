@@ -63,6 +63,30 @@ async def test_offsets_go_on_over_moves_and_every_node_reads_the_same() -> None:
             assert await reader.offset_for_time(TOPIC, 0, now_ms - back_ms, Boundary.LOWER) == offset
 
 
+async def test_moves_are_counted_by_how_they_ended_and_their_pauses_with_them() -> None:
+    async with cluster() as made:
+        mover, topic_id = made.nodes["n3"].mover, made.topic.topic_id
+        for to in ("n2", "n1", "n1"):  # the last one is there already: no move
+            await mover.move(topic_id, 0, to)
+        with pytest.raises(UnknownBroker):
+            await mover.move(topic_id, 0, "n9")
+        assert (dict(mover.stats.outcomes), mover.moves) == ({"done": 2, "failed": 1}, {})
+        assert sum(mover.stats.pause_counts) == 2
+        assert mover.stats.pause_sum_ms > 0
+        written = made.metadata.compare_and_set
+        for refused, outcome in ((None, "conflict"), (asyncio.CancelledError(), "left")):
+
+            async def refuse(*_: object, refused: BaseException | None = refused) -> None:
+                if refused is not None:
+                    raise refused
+
+            made.metadata.compare_and_set = refuse  # type: ignore[method-assign,assignment]
+            with pytest.raises((MoveConflict, asyncio.CancelledError)):
+                await mover.move(topic_id, 0, "n2")
+            assert mover.stats.outcomes[outcome] == 1
+        made.metadata.compare_and_set = written  # type: ignore[method-assign]
+
+
 def id_of(value: bytes) -> Identity:
     return Identity(message_ids=[value.rjust(ID_BYTES, b".")])
 

@@ -11,8 +11,9 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -24,9 +25,11 @@ import pytest
 from pyspark_mq.batch import BatchReader
 from pyspark_mq.options import Options
 
+from gateway.cluster.members import SESSION_TTL_MS
 from gateway.errors import OVERLOADED
 from tests.e2e.server import SMALL_FILES, Server
 from tests.gateway.cli.command import mq
+from tests.gateway.cluster.cutting import Direction, Relay
 from tests.gateway.cluster.etcd_server import PASSWORD, EtcdServer, etcd_metadata, free_port
 from tests.history import Outcome, Recorder, Seen, check
 from tests.waiting import PATIENCE_S, until
@@ -142,6 +145,20 @@ class Nodes:
         self.moves += status == 200
         return status == 200
 
+    async def delays_are_there(self) -> None:
+        """Wait for the delayed records that were accepted: a clock that was set back makes them late. What does not
+        come is found by the judgement."""
+        delayed = {send.value for send in self.history.sends if send.due_ms is not None and send.outcome is Outcome.OK}
+        with suppress(TimeoutError):
+            async with asyncio.timeout(PATIENCE_S):
+                for partition in range(PARTITIONS):
+                    offset = 0
+                    wanted = {send.value for send in self.history.sends if send.partition == partition} & delayed
+                    while wanted:
+                        seen = await self.fetch("n1", partition, offset, wait_ms=100)
+                        wanted -= {row.value for row in seen}
+                        offset += len(seen)
+
     async def judge(self) -> None:
         """What every node shows at the end, and what all clients saw."""
         for name in self.servers:
@@ -204,7 +221,7 @@ async def loaded(nodes: Nodes) -> AsyncIterator[None]:
     finally:
         for task in work:
             task.cancel()
-    await asyncio.sleep(0.2)  # the last delayed records come
+    await nodes.delays_are_there()
     await nodes.judge()
 
 
@@ -270,6 +287,11 @@ async def _owns_as_it_says(nodes: Nodes) -> None:
     )
     ran = await asyncio.to_thread(mq, "topic", "routes", TOPIC, url=url)
     assert f"n1 {routes[0]['segments'][-1]['first_offset']}-" in ran.stdout
+    async with nodes._http.get(f"{nodes.servers['n1'].url}/metrics") as metrics:
+        lines = dict(line.rsplit(" ", 1) for line in (await metrics.text()).splitlines() if line.startswith("mq_move"))
+    done = float(lines['mq_moves_total{outcome="done"}'])
+    assert done > 0
+    assert (lines["mq_moves_running"], lines["mq_move_pause_seconds_count"]) == ("0.0", f"{done}")
     ran = await asyncio.to_thread(mq, "broker", "list", url=url)
     assert [line.split()[:3] for line in ran.stdout.splitlines()[-2:]] == [["n1", "up", "3"], ["n2", "up", "0"]]
     assert (await asyncio.to_thread(mq, "partition", "move", TOPIC, "--to", "n1", url=url)).returncode == 2
@@ -532,9 +554,23 @@ async def _belongs_to_one_node(nodes: Nodes) -> None:
         assert (await nodes.done(name, "GET", f"/mq/v1/schedules/{schedule}"))["schedule_id"] == schedule
     assert (await nodes.ask("n2", "DELETE", f"/mq/v1/schedules/{schedule}"))[0] == 204
     assert (await nodes.ask("n1", "GET", f"/mq/v1/schedules/{schedule}"))[0] == 404
+    await _is_any_nodes_when_deleted(nodes)
     status, _ = await nodes.ask("n2", "DELETE", f"/mq/v1/topics/{TOPIC}")
     assert status == 204
     assert (await nodes.ask("n1", "GET", f"/topics/{TOPIC}"))[0] == 404
+
+
+async def _is_any_nodes_when_deleted(nodes: Nodes) -> None:
+    """The name of a recurring schedule: as soon as the other node has heard that it is no node's, one begins there."""
+    recurring, hourly = "/mq/v1/recurring", {"topic": TOPIC, "every_ms": 3_600_000, "record": {"value": 1}}
+    for name in ("n1", "n2"):
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                assert (await nodes.ask(name, "PUT", f"{recurring}/hourly", json=hourly))[0] == 201
+                own = (await nodes.done(name, "GET", recurring, headers={"Mq-Scope": "node"}))["recurring"]
+                assert (await nodes.ask(name, "DELETE", f"{recurring}/hourly"))[0] == 204
+                if own:
+                    break
 
 
 async def _goes_on_when_its_node_drains(nodes: Nodes, path: str, leased: list[Any]) -> None:
@@ -609,6 +645,9 @@ async def test_what_a_dead_node_had_is_taken_over_and_read_again_when_it_is_back
         assert "is there: move the partition" in refused.stderr
         await nodes.servers["n1"].kill()
         assert (await nodes.ask("n2", "POST", path, json={"records": [{"value": 0}]}, headers=JSON))[0] == 503
+        for name in ("n2", "n3"):  # lists name the node that they lack
+            for listed in ("groups", "recurring", "connections"):
+                assert (await nodes.done(name, "GET", f"/mq/v1/{listed}"))["missing_nodes"] == ["n1"]
         warned = await asyncio.to_thread(mq, *takeover, url=url)
         assert warned.returncode == 2
         assert "nothing is skipped" in " ".join(warned.stderr.split())
@@ -688,6 +727,175 @@ async def test_three_nodes_lose_nothing_in_many_rounds(tmp_path: Path, etcd: Etc
         await faults(
             nodes, etcd, random, random.choices(["kill", "freeze", "etcd", "none"], [4, 2, 1, 2], k=LONG_ROUNDS)
         )
+
+
+class Linked(Nodes):
+    """Nodes that reach each other, and etcd, through relays that can be cut, work queues, and whose clocks are set.
+
+    `workers` is a group in queue mode, over sockets: one worker at each node."""
+
+    def __init__(self, directory: Path, etcd: EtcdServer, http: aiohttp.ClientSession, random: Random) -> None:
+        super().__init__(directory, etcd, http, random)
+        self._etcd = etcd
+        self._relays = AsyncExitStack()
+        self.inward: dict[str, Relay] = {}
+        self.to_etcd: dict[str, Relay] = {}
+        self.taken: set[tuple[int, str]] = set()
+        """What workers were given. An ack whose answer is lost may have been carried out."""
+
+    async def start(self, name: str, *, joined: bool = False, **more: str) -> None:
+        internal = f"http://127.0.0.1:{(port := free_port())}"
+        self.inward[name] = await self._relays.enter_async_context(Relay(internal))
+        self.to_etcd[name] = await self._relays.enter_async_context(Relay(self._etcd.config.endpoints[-1]))
+        own = {
+            "MQ_CLUSTER_INTERNAL_PORT": str(port),
+            "MQ_CLUSTER_INTERNAL_URL": self.inward[name].url,
+            "MQ_CLUSTER_ETCD": self.to_etcd[name].url,
+        }
+        self._clock(name).parent.mkdir(exist_ok=True)
+        self.step_clock(name, 0)
+        if FAKETIME.exists():
+            own |= {
+                "LD_PRELOAD": str(FAKETIME), "FAKETIME_TIMESTAMP_FILE": str(self._clock(name)),
+                "FAKETIME_CACHE_DURATION": "1", "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+            }  # fmt: skip
+        await super().start(name, joined=joined, **own, **more)
+
+    def _clock(self, name: str) -> Path:
+        return self._directory / name / "clock"
+
+    def step_clock(self, name: str, seconds: int) -> None:
+        """Set a node's clock that far from the true time, within a second."""
+        beside = self._clock(name).with_suffix(".new")
+        beside.write_text(f"{seconds:+d}\n")
+        beside.replace(self._clock(name))
+
+    async def clock_ahead_s(self, name: str) -> float:
+        """How far a node's clock is ahead of the true time, by what it says."""
+        async with self._http.get(self.servers[name].url + "/healthz") as answer:
+            return parsedate_to_datetime(answer.headers["Date"]).timestamp() - time.time()
+
+    async def work(self, name: str) -> None:
+        """Take records of a group over a socket and ack each, until it is cancelled."""
+        while True:
+            with suppress(mq_client.MqError, aiohttp.ClientError, OSError, ExceptionGroup):
+                async with (
+                    mq_client.connect(self.servers[name].url, retry=PATIENCE_S) as client,
+                    client.group("workers").queue(TOPIC, start="earliest", lease=10) as queue,
+                    asyncio.TaskGroup() as acks,
+                ):
+                    async for message in queue:
+                        self.taken.add((message.partition, message.value))
+                        acks.create_task(_acked(message))
+            await asyncio.sleep(0.1)
+
+    async def is_worked_off(self) -> bool:
+        """Whether the group has nothing more to do."""
+        with suppress(aiohttp.ClientError, TimeoutError, OSError):
+            return bool((await self.ask("n1", "GET", "/mq/v1/groups/workers/lag"))[1].get("total_lag") == 0)
+        return False
+
+    def untaken(self) -> set[tuple[int, str]]:
+        """What was accepted, and no worker was given."""
+        accepted = {(send.partition, send.value) for send in self.history.sends if send.outcome is Outcome.OK}
+        return accepted - self.taken
+
+    async def end(self) -> None:
+        for relay in (*self.inward.values(), *self.to_etcd.values()):
+            relay.mend()
+        await super().end()
+        await self._relays.aclose()
+
+
+async def _acked(message: Any) -> None:
+    with suppress(mq_client.LeaseLost):  # it comes again, if it was not acked
+        await message.ack()
+
+
+FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1")
+"""Sets a process's clock; without it clocks are not stepped."""
+
+CUT_S = SESSION_TTL_MS / 1000 + 1.0
+"""How long nodes are frozen or cut off: others see that their session has ended."""
+
+LINK_FAULTS = ("freeze", "cut-requests", "cut-answers", "cut-etcd", "clock")
+
+
+async def disturb(nodes: Linked, kind: str, name: str, random: Random) -> None:
+    """One fault of a node, from its beginning to its end."""
+    server, inward, to_etcd = nodes.servers[name], nodes.inward[name], nodes.to_etcd[name]
+    if kind == "freeze":
+        server.signal(signal.SIGSTOP)
+        await asyncio.sleep(CUT_S)
+        server.signal(signal.SIGCONT)
+    elif kind == "clock":
+        nodes.step_clock(name, by_s := random.choice((-10, 10)))
+        await asyncio.sleep(3)
+        stepped_s = await nodes.clock_ahead_s(name)
+        nodes.step_clock(name, 0)
+        assert abs(stepped_s - by_s) < 5, f"the clock of {name} is {stepped_s} s ahead instead of {by_s} s"
+    else:
+        relay = to_etcd if kind == "cut-etcd" else inward
+        before = relay.held_count
+        relay.cut(Direction.ANSWERS if kind == "cut-answers" else Direction.REQUESTS)
+        await asyncio.sleep(CUT_S)
+        relay.mend()
+        assert relay.held_count > before, f"{kind} of {name} held nothing"
+
+
+async def link_faults(nodes: Linked, random: Random, kinds: Sequence[str]) -> None:
+    """Senders over HTTP, readers, workers of a group over sockets; one fault after the other in the middle of moves.
+    After each one every partition takes records again within 60 s; at the end the group was given everything."""
+    await nodes.done("n1", "PUT", f"/mq/v1/topics/{TOPIC}", json={"partitions": PARTITIONS})
+    names = list(nodes.servers)
+    workers = [asyncio.create_task(nodes.work(name)) for name in names]
+    async with loaded(nodes):
+        for kind in kinds:
+            print(f"fault {kind}", flush=True)
+            moves = [
+                asyncio.create_task(nodes.move(partition, random.choice(names))) for partition in range(PARTITIONS)
+            ]
+            await asyncio.sleep(random.random() * 0.03)
+            fault = asyncio.create_task(disturb(nodes, kind, random.choice(names), random))
+            while not fault.done():
+                await nodes.move(random.randrange(PARTITIONS), random.choice(names))
+                await asyncio.sleep(0.2)
+            fault.result()
+            await asyncio.wait(moves)
+            for partition in range(PARTITIONS):
+                async with asyncio.timeout(60):
+                    while not await nodes.move(partition, random.choice(names)):  # noqa: ASYNC110
+                        await asyncio.sleep(0.1)
+            count = nodes.history.count(Outcome.OK)
+            await until(lambda count=count: nodes.history.count(Outcome.OK) > count + 20, pause_s=0.005)  # type: ignore[misc]
+    with suppress(TimeoutError):
+        async with asyncio.timeout(60):
+            while nodes.untaken() or not await nodes.is_worked_off():  # noqa: ASYNC110
+                await asyncio.sleep(0.2)
+    lag = await nodes.done("n1", "GET", "/mq/v1/groups/workers/lag")
+    assert (nodes.untaken(), lag["total_lag"]) == (set(), 0), lag
+    for worker in workers:
+        worker.cancel()
+    print(f"moves={nodes.moves} acknowledged={nodes.history.count(Outcome.OK)} taken={len(nodes.taken)}")
+
+
+@pytest.mark.matrix
+async def test_three_nodes_lose_nothing_while_one_is_cut_off_or_its_clock_is_set(
+    tmp_path: Path, etcd: EtcdServer
+) -> None:
+    async with asyncio.timeout(6 * PATIENCE_S), served(tmp_path, etcd, Random(26), 3, Linked) as nodes:
+        assert isinstance(nodes, Linked)
+        kinds = [kind for kind in LINK_FAULTS if kind != "clock" or FAKETIME.exists()]
+        await link_faults(nodes, Random(26), kinds)
+
+
+@pytest.mark.long
+async def test_three_nodes_lose_nothing_in_many_rounds_of_cuts(tmp_path: Path, etcd: EtcdServer) -> None:
+    random = Random(os.environ.get("MQ_CLUSTER_SEED", "26"))
+    async with served(tmp_path, etcd, random, 3, Linked) as nodes:
+        assert isinstance(nodes, Linked)
+        kinds = [kind for kind in LINK_FAULTS if kind != "clock" or FAKETIME.exists()]
+        await link_faults(nodes, random, random.choices(kinds, k=LONG_ROUNDS))
 
 
 async def faults(nodes: Nodes, etcd: EtcdServer, random: Random, kinds: list[str]) -> None:

@@ -20,7 +20,7 @@ from gateway.recurring.definitions import (
     Put,
     RecurringRecord,
 )  # fmt: skip
-from gateway.recurring.errors import TooManyRecurring, UnknownRecurring
+from gateway.recurring.errors import RecurringUnowned, TooManyRecurring, UnknownRecurring
 from gateway.recurring.rule import Rule
 from store import record_batch
 from store.errors import DiskFull
@@ -49,6 +49,34 @@ async def test_a_record_is_sent_each_time_it_is_due_and_never_early() -> None:
         recurring = server.get()
         assert (recurring.delivered_count, recurring.missed_count, recurring.offset) == (3, 0, 2)
         assert recurring.next_due_ms() == START_MS + 40_000
+
+
+async def test_a_name_that_is_let_go_of_is_owned_again_before_a_schedule_of_it_is_made() -> None:
+    async with world() as server:
+        recurring, owned, deleted = server.recurring, {"r"}, []
+        recurring.is_owned = owned.__contains__
+
+        async def on_deleted(name: str) -> None:
+            deleted.append(name)
+
+        recurring.on_deleted = on_deleted
+        await recurring.put("r", every(10, START_MS), None)
+        async with recurring.leaving("r") as is_unused:
+            assert not is_unused
+            await recurring.delete("r")
+        assert deleted == ["r"]
+        async with recurring.leaving("r") as is_unused, recurring.leaving("r") as is_unused_again:
+            assert (is_unused, is_unused_again) == (True, False)
+            again = asyncio.create_task(recurring.put("r", every(10, START_MS), None))
+            owned.add("s")
+            await recurring.put("s", every(10, START_MS), None)
+            await server.pass_ms(10_000)  # others go on
+            assert not again.done()
+            owned.remove("r")
+        with pytest.raises(RecurringUnowned):
+            await again
+        owned.add("r")
+        assert (await recurring.put("r", every(10, START_MS), None))[1]
 
 
 async def test_missed_due_times_are_counted_in_one_record_or_have_one_each() -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.api.lease import REASON_DEFAULT
+from gateway.groups.machines.errors import GroupElsewhere
 from gateway.groups.machines.progress import Start, StartTime
+from gateway.surfaces.ws.protocol import CloseCode
 from tests.clock import START_MS, FakeClock
 from tests.gateway.surfaces.ws.talk import Frame, Server, subscribe, talking
 from tests.waiting import until
@@ -96,6 +98,24 @@ async def test_what_is_settled_elsewhere_gives_its_credit_back_too() -> None:
         await talk.quiet()
         await talk.ask({"id": 5, "op": "unsubscribe", "sub": "s"})
         await until(lambda: not talk.gateway.leases._by_group)
+
+
+async def test_an_ack_whose_group_has_gone_to_another_node_is_not_refused_but_closes_the_socket() -> None:
+    """Its client comes back, and sends the ack again to where the group is."""
+    async with talking({"orders": 1}) as talk:
+        await talk.fill("orders", 1)
+        await talk.ask(subscribe(**QUEUE, credit=1))
+        (message,) = await talk.messages(1)
+
+        async def gone(*_: object, **__: object) -> NoReturn:
+            raise GroupElsewhere("group g belongs to node n2")
+
+        for op, method in (("ack", "ack"), ("extend", "extend"), ("reject", "reject")):
+            talk.closed_with = None
+            setattr(talk.groups, method, gone)
+            await talk.say(settle(op, message, **({"invisible_ms": 5000} if op == "extend" else {})))
+            await until(lambda: talk.closed_with is CloseCode.SHUTDOWN)
+        assert talk.said.empty()
 
 
 async def test_a_lease_that_is_over_gives_its_credit_back() -> None:
