@@ -51,6 +51,10 @@ class ClusterConfig:
     """Kafka clusters that partitions can be moved to: name=kafka://host:port,host:port?replication=3. The same on all
     nodes. See docs/kafka-broker.md."""
 
+    groups_broker: str | None = None
+    """The Kafka cluster, by its name in `cluster.kafka`, that keeps the consumer groups which are made from now on:
+    when a node dies, others go on with them. For good, and the same on all nodes. See docs/kafka-broker.md."""
+
     balance: bool = True
     """Whether this node, when it is new to the cluster, takes its share of the partitions by itself. `mq broker add`
     has it do so at any time."""
@@ -65,6 +69,8 @@ class ClusterConfig:
             raise ValueError("cluster.balance_moves_per_s must be between 1 and 1000")
         if self.join and self.node is not None:
             raise ValueError("cluster.join and cluster.node contradict each other: a gateway is no node; choose one")
+        if self.groups_broker is not None and not self.kafka:
+            raise ValueError("cluster.groups_broker needs cluster.kafka, which says where that cluster is")
         if self.node is None and self.kafka:
             raise ValueError("cluster.kafka needs cluster.node and cluster.etcd, which keep where partitions are")
         if self.node is None and not self.join:
