@@ -189,7 +189,7 @@ class ShardSnapshots:
             raise Overloaded(f"the snapshot of {self._key} cannot be named: {error}") from error
         if not is_newest:
             raise Overloaded(f"{self._key} has a newer snapshot: another node has it")
-        with suppress(StoreError, MetadataError, MoveConflict):  # the next one gives them up
+        with suppress(StoreError, MetadataError, MoveConflict, ValueError):  # the next one gives them up
             await self._log.give_up_before(next_offset, verified=await self._verified())
 
     async def _set(self, place: dict[str, int]) -> bool:

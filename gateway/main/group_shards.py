@@ -31,6 +31,9 @@ SAVE_INTERVAL_S = 30.0
 SAVE_EVENTS_MAX = 50_000
 """Events behind the last snapshot after which the next one does not wait: what a takeover has to read."""
 
+LAST_SAVE_S = 2.0
+"""How long a stop waits for the last snapshots."""
+
 SHARDS_TOPIC = Topic(OFFSETS.topic_id, OFFSETS.name, SHARDS)
 """As Kafka clusters have it: `__offsets`, behind their prefix."""
 
@@ -53,6 +56,7 @@ class GroupShards:
         self._node = node
         self._broker = broker
         self._here: dict[int, _Here] = {}
+        self._saving: list[asyncio.Task[None]] = []
 
     def begin(self) -> None:
         """Refuse groups of shards that are not here."""
@@ -83,8 +87,10 @@ class GroupShards:
                 tasks.create_task(self._look_after(shard), name=f"groups of shard {shard}")
 
     async def save(self) -> None:
-        """Save a snapshot of every shard that is here: another node is about to read them."""
-        await asyncio.gather(*[self._groups.shards.save(shard) for shard in self._here])
+        """Save a snapshot of every shard that is here, as another node is about to read them; does not wait long."""
+        self._saving = [asyncio.create_task(self._groups.shards.save(shard)) for shard in self._here]
+        if self._saving:
+            await asyncio.wait(self._saving, timeout=LAST_SAVE_S)
 
     async def _begin_all(self, broker: str) -> None:
         for shard in range(SHARDS):

@@ -38,8 +38,8 @@ OWNERS = (("n2", False), ("n3", True), ("n2", True), ("n3", False), ("n2", True)
 """Which node goes next, each of which owns some groups then, and whether it is killed."""
 
 CLEAN_S, DEAD_S = SESSION_TTL_MS / 1000, 10.0
-"""How long groups may be without an owner that answers; a clean stop waits for no session to end. On a machine that does
-nothing else a clean stop takes less than 1 s, as is printed."""
+"""How long groups may be without an owner that answers; a clean stop waits for no session to end. It takes less than
+1 s on a machine that does nothing else: what it took is printed."""
 
 
 @pytest.fixture(scope="module")
