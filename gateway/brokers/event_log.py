@@ -6,9 +6,10 @@ back at start from the last snapshot on. Consumer groups and recurring schedules
 While one append is under way the next one gathers, so the events of many callers share an fdatasync. The events of one
 call are in one entry: after a crash all of them are there or none.
 
-Snapshot: `<name>.0` and `<name>.1` in the data directory (format: store/snapshot.py). The content is events, one JSON
-object a line, that lead an empty state to the one at the snapshot's offset. It is written now and then and at a clean
-stop; until it is saved, retention keeps the entries behind the last one.
+Snapshot: `<name>.0` and `<name>.1` in the data directory (format: store/snapshot.py), or where else `Snapshots` keeps
+it. The content is events, one JSON object a line, that lead an empty state to the one at the snapshot's offset. It is
+written now and then and at a clean stop; until it is saved, retention keeps the entries behind the last one. Records
+with a key are none of the events: a log that keeps its snapshots in itself has some (gateway/cluster/shard_log.py).
 
     crash                         what a restart finds
     before the append             nothing: no caller was answered
@@ -32,9 +33,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
-from gateway.brokers.base import Broker
 from store import record_batch
 from store.clock import Clock
 from store.errors import Corrupt, RecordTooLarge, StoreError, StoreStopped
@@ -42,7 +42,7 @@ from store.files import Files
 from store.limits import MiB
 from store.record_batch import Record
 from store.snapshot import Snapshot, SnapshotFiles
-from store.types import Acks, Append, Appended, Entry, QueueKey, Source
+from store.types import Acks, Append, Appended, Bounds, Entry, QueueKey, ReadResult, Source
 from store.uncancelled import to_its_end
 
 log = logging.getLogger(__name__)
@@ -65,6 +65,53 @@ RunBlocking = Callable[[Callable[[], None]], Awaitable[None]]
 """Runs a function that takes long, as it waits for the disk, without holding up the event loop."""
 
 
+class Log(Protocol):
+    """What of a broker the events need."""
+
+    async def append(self, appends: Sequence[Append], *, acks: Acks) -> list[Appended]:
+        """See `Broker.append`."""
+        ...
+
+    async def read(self, queue: QueueKey, offset: int, *, max_bytes: int) -> ReadResult:
+        """See `Broker.read`."""
+        ...
+
+    async def bounds(self, queue: QueueKey) -> Bounds:
+        """See `Broker.bounds`."""
+        ...
+
+
+class Snapshots(Protocol):
+    """Where the snapshots of one log are kept."""
+
+    async def load(self) -> Snapshot | None:
+        """The newest one; None: there is none. Raises FormatTooNew, and as reading does."""
+        ...
+
+    async def save(self, next_offset: int, content: Callable[[], bytes]) -> None:
+        """Keep a state in place of an older one; durable on return. `content` may take long. Raises OSError,
+        StoreError: the one before still holds."""
+        ...
+
+
+class InFiles:
+    """`Snapshots` in two files of a directory."""
+
+    def __init__(self, files: SnapshotFiles, run_blocking: RunBlocking) -> None:
+        self._files = files
+        self._run_blocking = run_blocking
+
+    async def load(self) -> Snapshot | None:
+        """See `Snapshots.load`."""
+        loaded: list[Snapshot | None] = []
+        await self._run_blocking(lambda: loaded.append(self._files.load()))
+        return loaded[0]
+
+    async def save(self, next_offset: int, content: Callable[[], bytes]) -> None:
+        """See `Snapshots.save`."""
+        await self._run_blocking(lambda: self._files.save(Snapshot(next_offset, content())))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventKind(Generic[EventT]):
     """Whose events they are: the queue they are written to, the name of the snapshot, and their form as records."""
@@ -81,9 +128,9 @@ class EventKind(Generic[EventT]):
     barrier: EventT
     """An event that changes nothing; when it is durable, all before it is."""
 
-    def snapshot_files(self, directory: Path, files: Files) -> SnapshotFiles:
+    def snapshot_files(self, directory: Path, files: Files, run_blocking: RunBlocking = asyncio.to_thread) -> Snapshots:
         """The two slots of the snapshot."""
-        return SnapshotFiles(directory, self.snapshot_name, files)
+        return InFiles(SnapshotFiles(directory, self.snapshot_name, files), run_blocking)
 
 
 class _Call(Generic[EventT]):
@@ -109,13 +156,12 @@ class EventLog(Generic[EventT]):
     def __init__(
         self,
         kind: EventKind[EventT],
-        broker: Broker,
+        broker: Log,
         clock: Clock,
-        snapshots: SnapshotFiles,
+        snapshots: Snapshots,
         *,
         apply: Callable[[EventT, Source], None],
         whole_state: Callable[[], Iterable[EventT]],
-        run_blocking: RunBlocking = asyncio.to_thread,
     ) -> None:
         self._kind = kind
         self._broker = broker
@@ -123,7 +169,6 @@ class EventLog(Generic[EventT]):
         self._snapshots = snapshots
         self._apply = apply
         self._whole_state = whole_state
-        self._run_blocking = run_blocking
         self._waiting: deque[_Call[EventT]] = deque()
         self._work = asyncio.Event()
         self._write_bytes = WRITE_BYTES
@@ -243,6 +288,7 @@ class EventLog(Generic[EventT]):
         loop: no reader sees a part of them."""
         end_offset = appended.base_offset + sum(len(call.events) for call in group)
         self._entries.append((end_offset - 1, appended.position))
+        self._next_offset = appended.base_offset  # what lies between is none of the events
         position, index, new = appended.position, 0, tuple.__new__
         turn_count = 0
         for call in group:
@@ -267,9 +313,7 @@ class EventLog(Generic[EventT]):
         """Read the last snapshot and the events behind it; how many those were. `on_lost` is told, before those behind
         them, of events that a repair of the store could not save. Raises Corrupt, or as reading does."""
         whose, name = self._kind.whose, self._kind.snapshot_name
-        loaded: list[Snapshot | None] = []
-        await self._run_blocking(lambda: loaded.append(self._snapshots.load()))
-        (snapshot,) = loaded
+        snapshot = await self._snapshots.load()
         if snapshot is not None:
             path = f"{self._kind.snapshot_name} snapshot"
             for number, event in enumerate(self._events_of(path, 0, snapshot.content.splitlines())):
@@ -296,7 +340,7 @@ class EventLog(Generic[EventT]):
 
     def _replay_entry(self, entry: Entry, on_lost: Callable[[int], None]) -> None:
         records = record_batch.decode(entry.batch)
-        found = [record for record in records if record.offset >= self._next_offset]
+        found = [record for record in records if record.offset >= self._next_offset and record.key is None]
         kept = [record for record in found if record.value is not None]  # nothing of ours writes one without a value
         if len(kept) < len(found):
             on_lost(len(found) - len(kept))
@@ -315,12 +359,9 @@ class EventLog(Generic[EventT]):
             offset = self._next_offset
             events = self._whole_state()
 
-            def save() -> None:
-                self._snapshots.save(Snapshot(offset, b"\n".join(map(self._kind.encode, events))))
-
             try:
                 await self._flush(offset)
-                await self._run_blocking(save)
+                await self._snapshots.save(offset, lambda: b"\n".join(map(self._kind.encode, events)))
             except (OSError, StoreError) as error:
                 log.warning("snapshot of %s failed error=%s", self._kind.whose, error)
                 return
@@ -337,15 +378,24 @@ class EventLog(Generic[EventT]):
                 await to_its_end(self._write_all())
             await flushing
 
-    async def close(self) -> None:
-        """Write what waits and save a snapshot. Call when `run` has ended; a later `write` is refused."""
+    async def close(self, *, saves: bool = True) -> None:
+        """Write what waits and, if it `saves`, leave a snapshot. Call when `run` has ended; a later `write` is
+        refused."""
         self._closing = True
         self._is_ending = False
         if self._failure is None:
             await to_its_end(self._write_all())
-            await self.save()
+            if saves:
+                await self.save()
         self._is_closed = True
         self._refuse(self._waiting, self._stopped())  # came while the snapshot was saved, and will not be written
+        self._waiting.clear()
+
+    def abandon(self, error: StoreError) -> None:
+        """Write nothing more, as another one may own the log by now: what waits is refused with an error. Call when
+        `run` has ended; a later `write` is refused."""
+        self._is_closed = True
+        self._refuse(self._waiting, error)
         self._waiting.clear()
 
     def _events_of(self, path: str, position: int, values: Iterable[bytes | None]) -> list[EventT]:

@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable
 from gateway.cluster.balance import NoTaker, Partition, PlannedMove, plan_drain, plan_share
 from gateway.cluster.metadata import MetadataError
 from gateway.cluster.mover import MoveConflict, UnknownBroker
-from gateway.cluster.node import ClusterNode
+from gateway.cluster.node import GROUPS, ClusterNode
 from gateway.routing.base import Routes, UnknownPartition
 from store.errors import StoreError, UnknownQueue
 
@@ -31,8 +31,6 @@ MOVES_MAX = 1_000
 
 PARTITIONS_A_TURN = 2_000
 """Partitions looked at between two turns of the event loop."""
-
-GROUPS = "groups"
 
 Give = Callable[[str, str], Awaitable[None]]
 """Gives a group to a node."""

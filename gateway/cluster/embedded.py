@@ -97,10 +97,9 @@ class EmbeddedMetadata(MemoryMetadata):
             CLUSTER_EVENTS,
             broker,
             clock,
-            CLUSTER_EVENTS.snapshot_files(directory, files),
+            CLUSTER_EVENTS.snapshot_files(directory, files, run_blocking),
             apply=lambda event, _: self.apply(event),
             whole_state=lambda: list(self.keyspace.events()),
-            run_blocking=run_blocking,
         )
 
     @property

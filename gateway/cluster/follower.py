@@ -16,6 +16,7 @@ from gateway.cluster.mover import PARTITIONS, Known, UnknownBroker, chain_of, ke
 from gateway.cluster.record import PartitionState, decode, encode
 from gateway.routing.table import Chain, RouteTable
 from store.errors import UnknownQueue
+from store.topics import FIRST_USER_TOPIC_ID
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +34,8 @@ class ChainFollower:
         self._values: dict[str, Value] = {}
         self._moving: dict[str, Known] = {}
         self._on_kafka: dict[str, Known] = {}
+        self.system_owners: dict[tuple[int, int], str] = {}
+        """Of partitions of the server's own topics, which no route table has: the owner by topic id and number."""
 
     async def run(self) -> None:
         """Follow until cancelled."""
@@ -63,6 +66,12 @@ class ChainFollower:
         for key, value in self._values.items():
             self._apply(key, value)
 
+    def known(self, topic_id: int, partition: int) -> Known | None:
+        """The record of a partition that has moved, as far as it is known; None for any other one. Raises
+        ValueError."""
+        value = self._values.get(key_of(topic_id, partition))
+        return None if value is None else Known(decode(value.data), value.revision)
+
     def known_chain(self, topic_id: int, partition: int) -> Chain | None:
         """The chain of a partition that has moved, as far as it is known; None for any other one."""
         if (value := self._values.get(key_of(topic_id, partition))) is None:
@@ -89,6 +98,7 @@ class ChainFollower:
 
     def _forget(self, key: str) -> None:
         self._values.pop(key, None)
+        self.system_owners.pop(_named(key), None)
         self._moving.pop(key, None)
         self._on_kafka.pop(key, None)
 
@@ -103,6 +113,9 @@ class ChainFollower:
         self._moving.pop(key, None)
         self._on_kafka.pop(key, None)
         topic_id, partition = _named(key)
+        if topic_id < FIRST_USER_TOPIC_ID:
+            with suppress(ValueError):
+                self.system_owners[topic_id, partition] = decode(value.data).owner
         if (chain := self._chain(topic_id, partition, value)) is not None:
             if (record := decode(value.data)).state is PartitionState.SEALING:
                 self._moving[key] = Known(record, value.revision)

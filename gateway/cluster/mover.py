@@ -195,6 +195,31 @@ class Mover:
         finally:
             self.moves.pop((topic_id, partition), None)
 
+    async def begin(self, topic_id: int, partition: int, to: str) -> Known:
+        """Have a record of a partition that has none, and that no node has a queue for: it begins on a Kafka cluster,
+        at offset 0, owned by this node, which then takes it over to serve it. Its record when there is one, of whoever
+        made it. Raises UnknownBroker, MoveConflict, and what brokers and metadata raise: then there may be none."""
+        broker = self._broker_named(to)
+        if not isinstance(broker, KafkaBroker):
+            raise UnknownBroker(f"broker {to} is no Kafka cluster")
+        key = key_of(topic_id, partition)
+        if (found := await self._metadata.get(key)) is not None:
+            return Known(decode(found.data), found.revision)
+        await broker.create_queue(QueueKey(topic_id, move.queue_id_for(partition, 1)))
+        coming = await self._next_fence(broker, broker.kafka_topic(topic_id), partition)
+        held = await self._metadata.compare_and_set(
+            {key: ABSENT, coming.key: coming.revision}, {coming.key: coming.data}
+        )
+        if held is None:
+            raise MoveConflict(f"partition {partition} of topic id {topic_id} is begun by another node")
+        segment = SegmentRecord(
+            start=0, broker=to, queue=(coming.topic, coming.partition), epoch=1, from_ms=self._clock.now_ms(),
+            physical=1 + await broker.fence(coming.topic, coming.partition, coming.fence),
+            pid=coming.fence.producer_id, kepoch=coming.fence.epoch,
+        )  # fmt: skip
+        record = PartitionRecord(epoch=1, owner=self._own, segments=(segment,), verified=segment.physical)
+        return Known(record, await self._set(topic_id, partition, ABSENT, record, {coming._replace(revision=held)}))
+
     def is_at(self, topic_id: int, partition: int, record: PartitionRecord, to: str) -> bool:
         """Whether a partition is on a broker, and, on a Kafka cluster, served by this node."""
         if record.open_segment.broker != to:

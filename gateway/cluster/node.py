@@ -12,6 +12,8 @@ of its partitions, a broker before the chains that name it. What this node chang
     segments expired     taken off the chain by the owner of the partition
     on a Kafka cluster   what this node owns and does not serve, as it was started again or is in doubt, it takes over
                          anew; what a node owns that is away for TAKE_AFTER_S, any other one takes over
+    shards there         partitions of the system topic `__offsets` (gateway/main/group_shards.py): of a node that is
+                         away, one of the others, which all of them find out alike, takes each over at once
 
 While the metadata cannot be reached nothing of this can be changed, and records come and go as before.
 """
@@ -25,6 +27,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iter
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from dataclasses import replace
 from typing import Any, Protocol, Unpack
+from zlib import crc32
 
 import orjson
 
@@ -59,10 +62,22 @@ from gateway.cluster.metadata import (
     Value,
 )
 from gateway.cluster.move_stats import MoveStats
-from gateway.cluster.mover import PARTITIONS, Known, Move, MoveConflict, Mover, StillThere, UnknownBroker
+from gateway.cluster.mover import (
+    PARTITIONS,
+    Known,
+    Move,
+    MoveConflict,
+    Mover,
+    StillThere,
+    UnknownBroker,
+    key_of,
+    queue_of,
+)
 from gateway.cluster.peer import PeerBroker
 from gateway.cluster.peer_auth import Secret
 from gateway.cluster.peer_wire import Head
+from gateway.cluster.record import PartitionState
+from gateway.cluster.shard_log import Shard, ShardLog, ShardSnapshots, shard_of
 from gateway.cluster.topics import (
     COUNTERS,
     TOPICS,
@@ -83,7 +98,7 @@ from store.clock import Clock
 from store.config import StoreConfig
 from store.data_format import VERSION as DATA_VERSION
 from store.errors import BrokerLacks, StoreError, UnknownQueue
-from store.topics import FIRST_USER_TOPIC_ID, RESERVED_PREFIXES, Topic, TopicChoices, check_config
+from store.topics import FIRST_USER_TOPIC_ID, OFFSETS, RESERVED_PREFIXES, Topic, TopicChoices, check_config
 from store.topics import Changes as TopicChanges
 from store.types import QueueKey
 from store.uncancelled import to_its_end
@@ -103,6 +118,15 @@ FINISH_AFTER_S = 5.0
 TAKE_AFTER_S = 5.0
 """How long a node is away before others take over what it owns on a Kafka cluster."""
 
+TAKEN_AT_ONCE = 16
+"""Partitions on Kafka clusters; each waits for etcd and for Kafka."""
+
+SHARD_TAKE_AFTER_S = 0.05
+"""Likewise, before the node that comes next takes over a shard: a listing of the metadata is applied by then."""
+
+SHARD_LOOK_INTERVAL_S = 0.05
+"""How often it is looked whether that time is over."""
+
 VERIFY_INTERVAL_S = 10.0
 """How often it is written down how far those partitions are known."""
 
@@ -111,6 +135,11 @@ TRIES_MAX = 5
 """Of a move that meets another one of the same partition."""
 
 RETRY_S = 1.0
+GROUPS = "groups"
+"""The kind of names that shards have."""
+
+RECEIPTS = "receipts/"
+"""Where nodes tell each other the keys that they sign receipts with."""
 
 
 class KeptTopics(Protocol):
@@ -204,6 +233,9 @@ class ClusterNode:
         self.members: dict[str, Member] = {}
         """All brokers of the cluster, by name."""
 
+        self.groups_broker: str | None = None
+        """The Kafka cluster on which shards of groups begin; None: only those that were begun are there."""
+
         self.blocked: str | None = None
         """Why this node could not move something the last time (gateway/cluster/balancer.py)."""
 
@@ -266,6 +298,7 @@ class ClusterNode:
                 name = key.partition("/")[2]
                 if value is None:
                     known.pop(name, None)
+                    self._doubt.set()  # its shards are taken over soon
                 else:
                     known[name] = format_in(value.data)
             elif key.startswith(OWNERS):
@@ -442,6 +475,8 @@ class ClusterNode:
                 await self._metadata.compare_and_set({key: _revision_of(found)}, {key: data})
 
     def _home(self, topic_id: int, partition: int) -> str:
+        if topic_id == OFFSETS.topic_id:
+            return self.name  # of a shard that was not begun
         if (record := self._by_id.get(topic_id)) is None:
             raise UnknownQueue(f"topic id {topic_id} does not exist")
         return record.home_of(partition)
@@ -704,9 +739,9 @@ class ClusterNode:
         trimmed_s = verified_s = loop.time()
         await self._seal_taken()
         while True:
-            await self._take_kafka(loop.time())
+            interval_s = await self._take_kafka(loop.time())
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._doubt.wait(), LOOK_INTERVAL_S)
+                await asyncio.wait_for(self._doubt.wait(), interval_s)
             self._doubt.clear()
             now_s = loop.time()
             if now_s - verified_s >= VERIFY_INTERVAL_S:
@@ -730,21 +765,35 @@ class ClusterNode:
                     if known.record.owner == self.name and len(known.record.segments) > 1:
                         await self._trim(topic_id, partition)
 
-    async def _take_kafka(self, now_s: float) -> None:
-        """Take over the partitions on Kafka clusters that no node serves."""
+    async def _take_kafka(self, now_s: float) -> float:
+        """Take over the partitions on Kafka clusters that no node serves; when to look again, in seconds."""
         owned = self._follower.on_kafka()
         away = {known.record.owner for known in owned.values() if not self.is_there(known.record.owner)}
         self._away_since_s = {name: self._away_since_s.get(name, now_s) for name in away}
-        for (topic_id, partition), known in owned.items():
+        interval_s = LOOK_INTERVAL_S
+        due: list[tuple[int, int, str]] = []
+        for (topic_id, partition), known in sorted(owned.items()):  # shards first
             owner, broker = known.record.owner, known.record.open_segment.broker
             if broker not in self.kafka or (topic_id, partition) in self._mover.moves:
                 continue
             if owner == self.name:
                 is_due = not self._mover.is_at(topic_id, partition, known.record, broker)
             else:
-                is_due = owner in away and now_s - self._away_since_s[owner] >= TAKE_AFTER_S
+                is_next = topic_id == OFFSETS.topic_id and self._next_owner(partition) == self.name
+                after_s = SHARD_TAKE_AFTER_S if is_next else TAKE_AFTER_S
+                is_due = owner in away and now_s - self._away_since_s[owner] >= after_s
+                if is_next and owner in away and not is_due:
+                    interval_s = SHARD_LOOK_INTERVAL_S
             if is_due:
-                await self._finish(topic_id, partition, broker)
+                due.append((topic_id, partition, broker))
+        for first in range(0, len(due), TAKEN_AT_ONCE):
+            await asyncio.gather(*[self._finish(*one) for one in due[first : first + TAKEN_AT_ONCE]])
+        return interval_s
+
+    def _next_owner(self, shard: int) -> str:
+        """The node that takes a shard over whose owner is away: all nodes that see the same ones there find the same
+        one, and one node more or less changes few."""
+        return max(self.takers() or [self.name], key=lambda name: (crc32(f"{name}/{shard}".encode()), name))
 
     async def _verify_kafka(self) -> None:
         for (topic_id, partition), known in self._follower.on_kafka().items():
@@ -771,11 +820,70 @@ class ClusterNode:
         with suppress(MoveConflict, MetadataError, StoreError, UnknownBroker, ValueError):
             self._follower.note(topic_id, partition, await self._mover.trim(topic_id, partition))
 
+    # ---- shards ----------------------------------------------------------------------------------------------------
+
+    @property
+    def seen_revision(self) -> int:
+        """Up to which revision the metadata was followed."""
+        return self._seen_revision
+
+    async def begin_shard(self, shard: int, broker: str) -> None:
+        """Have a shard of `__offsets` on a Kafka cluster, if there is none. Raises as `Mover.begin`."""
+        if (OFFSETS.topic_id, shard) not in self._follower.system_owners:
+            known = await self._mover.begin(OFFSETS.topic_id, shard, broker)
+            self._follower.note(OFFSETS.topic_id, shard, known)
+            self._doubt.set()
+
+    def shard(self, shard: int) -> Shard | None:
+        """A shard that this node serves; None: it does not."""
+        if self._follower.system_owners.get((OFFSETS.topic_id, shard)) != self.name:
+            return None
+        known = self._follower.known(OFFSETS.topic_id, shard)
+        chain = self._follower.known_chain(OFFSETS.topic_id, shard)
+        if known is None or chain is None or known.revision > self._seen_revision:  # a name may be some node's own yet
+            return None
+        kafka = chain[-1].broker
+        if known.record.state is not PartitionState.NORMAL or not isinstance(kafka, KafkaBroker):
+            return None
+        return Shard(shard, chain, kafka, self._doubt.set) if kafka.serves(chain[-1].queue) else None
+
+    def snapshots_of(self, shard: Shard, log: ShardLog) -> ShardSnapshots:
+        """Where the snapshots of a shard are."""
+
+        async def verified() -> int:
+            known = await self._mover.verify(OFFSETS.topic_id, shard.number)
+            self._follower.note(OFFSETS.topic_id, shard.number, known)
+            record = known.record
+            is_own = queue_of(OFFSETS.topic_id, shard.number, record.open_segment) == shard.tenure
+            return record.verified if is_own and record.state is PartitionState.NORMAL else 0
+
+        return ShardSnapshots(shard.number, log, self._metadata, self._clock, verified=verified)
+
+    async def receipt_keys(self, own: Sequence[bytes]) -> list[bytes]:
+        """The keys with which all nodes sign receipts of groups, after those of this one are told to the others: a
+        receipt is good on whichever node its group is. Raises Unavailable."""
+        key, data = RECEIPTS + self.name, orjson.dumps([one.hex() for one in own])
+        while True:
+            told = (await self._metadata.list(RECEIPTS)).values
+            if (found := told.get(key)) is not None and found.data == data:
+                return [bytes.fromhex(one) for value in told.values() for one in orjson.loads(value.data)]
+            with suppress(OutcomeUnknown):
+                await self._metadata.compare_and_set({key: _revision_of(found)}, {key: data})
+
+    def _shard_owner(self, kind: str, name: str) -> str | None:
+        if kind != GROUPS or not self._follower.system_owners:
+            return None
+        return self._follower.system_owners.get((OFFSETS.topic_id, shard_of(name)))
+
+    def is_sharded(self, group: str) -> bool:
+        """Whether a group belongs to a shard, not to a node by its own name."""
+        return _owner_key(GROUPS, group) not in self._owners and self._shard_owner(GROUPS, group) is not None
+
     # ---- names that belong to one node -----------------------------------------------------------------------------
 
     def owner(self, kind: str, name: str) -> str | None:
         """The node to which a group or a recurring schedule belongs; None: to none, as far as is known here."""
-        return self._owners.get(_owner_key(kind, name))
+        return self._owners.get(_owner_key(kind, name)) or self._shard_owner(kind, name)
 
     def owned(self, kind: str, node: str) -> list[str]:
         """The names of a kind that belong to a node, as far as is known here."""
@@ -864,19 +972,35 @@ class ClusterNode:
     async def look_up(self, kind: str, name: str) -> str | None:
         """As `owner`, by what the metadata says now, which the watch may not have told yet."""
         with suppress(Unavailable):
-            return (await self.owner_now(kind, name))[0]
+            return (await self.owner_now(kind, name))[0] or self._shard_owner(kind, name)
         return self.owner(kind, name)
+
+    async def _claim_shard(self, group: str, broker: str) -> str:
+        while (owner := self.owner(GROUPS, group)) is None:
+            try:
+                await self.begin_shard(shard_of(group), broker)
+            except (MoveConflict, UnknownBroker) as error:
+                raise Unavailable(f"the shard of group {group} is not begun: {error}") from error
+        return owner
 
     async def claim(self, kind: str, name: str) -> str:
         """The node to which a name belongs; this one from now on, durably, if it belongs to none. Raises
         Unavailable."""
+        if kind == GROUPS and self.groups_broker is not None:
+            return await self._claim_shard(name, self.groups_broker)
         key = _owner_key(kind, name)
-        while (owner := self._owners.get(key)) is None:
+        free = {key: ABSENT}
+        if kind == GROUPS:  # no group is both a node's own and one of a shard
+            free[key_of(OFFSETS.topic_id, shard_of(name))] = ABSENT
+        while (owner := self.owner(kind, name)) is None:
             with suppress(OutcomeUnknown):
-                made = await self._metadata.compare_and_set({key: ABSENT}, {key: orjson.dumps({"node": self.name})})
+                made = await self._metadata.compare_and_set(free, {key: orjson.dumps({"node": self.name})})
                 if made is not None:
                     self._note_owner(key, self.name, made)
                     continue
+            if kind == GROUPS:
+                shard = shard_of(name)
+                self._follower.note(OFFSETS.topic_id, shard, await self._mover.known(OFFSETS.topic_id, shard))
             if (found := await self._metadata.get(key)) is not None:
                 self._note_owner(key, _node_of(found.data), found.revision)
         return owner

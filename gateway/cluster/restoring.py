@@ -23,6 +23,7 @@ from gateway.cluster import move
 from gateway.cluster.members import FORMATS, NODES
 from gateway.cluster.mover import PARTITIONS, first_record, key_of
 from gateway.cluster.record import PartitionRecord, decode, encode
+from gateway.cluster.shard_log import SNAPSHOTS
 from gateway.cluster.topics import (
     COUNTERS,
     TOPICS,
@@ -35,7 +36,7 @@ from gateway.cluster.topics import (
 TOPIC_IDS_SKIPPED = 10_000
 """Topics that the cluster which was may have made after its backup."""
 
-_LEFT_OUT = (NODES, FORMATS, PARTITIONS)
+_LEFT_OUT = (NODES, FORMATS, PARTITIONS, SNAPSHOTS)
 
 
 def restored(values: Mapping[str, bytes], now_ms: int) -> dict[str, bytes]:

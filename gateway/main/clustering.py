@@ -26,11 +26,13 @@ from gateway.cluster.topics import TopicsInMemory
 from gateway.groups.coordinator.service import Coordinator
 from gateway.main.admin import LocalAdmin, pin
 from gateway.main.group_moves import GroupMoves, OwnGroups
+from gateway.main.group_shards import SHARDS_TOPIC
 from gateway.main.identity import cluster_id
 from gateway.main.kafka_brokers import kafka_addresses
 from gateway.main.listener import address_of, listening_to_nodes, url_of
 from gateway.main.secret_files import kept_fresh, secret_in, secret_of
 from gateway.main.tls import ServerTls
+from gateway.routing.base import TopicView
 from gateway.routing.table import RouteTable
 from gateway.settings.cluster import ClusterConfig
 from gateway.settings.config import ConfigError, GatewayConfig
@@ -61,7 +63,9 @@ def checked(config: ClusterConfig) -> tuple[Secret, EtcdConfig]:
         tls = ssl.create_default_context(cafile=config.etcd_ca_file) if config.etcd_ca_file is not None else None
     except (OSError, ValueError) as error:
         raise ConfigError(f"cluster: {error}") from error
-    kafka_addresses(config.kafka, node=config.node or "")
+    clusters = kafka_addresses(config.kafka, node=config.node or "")
+    if config.groups_broker is not None and config.groups_broker not in clusters:
+        raise ConfigError(f"cluster.groups_broker: {config.groups_broker} is none of the clusters of cluster.kafka")
     return secret, EtcdConfig(
         endpoints=config.etcd, prefix=config.prefix, user=config.etcd_user, password=password, tls=tls
     )
@@ -133,7 +137,7 @@ async def clustered(
             clusters[name] = KafkaBroker(
                 name, Links(address), clock,
                 prefix=address.prefix,
-                topic_of=admin.routes.by_id,
+                topic_of=partial(_topic_of, admin.routes),
                 retention_ms_of=partial(_retention_ms, store, admin.routes),
                 on_doubt=doubt.set,
             )  # fmt: skip
@@ -231,8 +235,14 @@ async def known(node: ClusterNode, progress: RecoveryProgress, stopping: asyncio
             raise CannotJoin(f"stopped while it waited for {progress.waits_for}")
 
 
+def _topic_of(routes: RouteTable, topic_id: int) -> TopicView:
+    return SHARDS_TOPIC if topic_id == SHARDS_TOPIC.topic_id else routes.by_id(topic_id)
+
+
 def _retention_ms(store: Store, routes: RouteTable, topic_id: int) -> int:
     """How long a topic keeps its records, by its own setting or the server's."""
+    if topic_id == SHARDS_TOPIC.topic_id:
+        return KAFKA_FOR_EVER_MS  # what snapshots stand for is given up when they are there
     own = routes.by_id(topic_id).config.retention_ms
     chosen = store.config.retention_ms if own is None else own
     return KAFKA_FOR_EVER_MS if chosen is None else chosen

@@ -20,6 +20,7 @@ from gateway.cluster.mover import UnknownBroker
 from gateway.cluster.node import ClusterNode
 from gateway.groups.coordinator.handover import Moved
 from gateway.groups.coordinator.service import Coordinator
+from gateway.groups.machines.broadcast import group_of
 from gateway.groups.machines.errors import GroupElsewhere, GroupError, GroupUnowned
 from gateway.groups.machines.membership import Share
 from gateway.groups.protocol import MemberKey
@@ -86,7 +87,7 @@ class GroupMoves:
         """Forget the groups that have gone to other nodes, or came half: a crash may have left some. What the store
         refuses now, the next start does."""
         for name in self._groups.names():
-            if self._groups.belonging.is_elsewhere(name):
+            if self._groups.belonging.is_elsewhere(name) and not self._node.is_sharded(group_of(name)):
                 log.info("group is another node's, forgotten here group=%s", name)
                 try:
                     await self._groups.handover.forget(name)
@@ -177,8 +178,10 @@ class OwnGroups:
 
     async def delete(self, group: str) -> None:
         """See `Groups.delete`. Its name is no node's afterwards."""
+        is_sharded = self._node.is_sharded(group)
         await self._using(self._groups.delete)(group)
-        await to_its_end(self._release(group))
+        if not is_sharded:
+            await to_its_end(self._release(group))
 
     def heartbeat(self, group: str, member: MemberKey) -> Share:
         """See `Groups.heartbeat`."""

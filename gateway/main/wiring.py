@@ -48,6 +48,7 @@ from gateway.main.clustering import belonging, checked, clustered
 from gateway.main.file_handles import within_handles
 from gateway.main.garbage import calm_collector
 from gateway.main.group_moves import GIVE_ERRORS, GroupMoves
+from gateway.main.group_shards import GroupShards
 from gateway.main.identity import cluster_id
 from gateway.main.listener import (
     BACKLOG,
@@ -207,6 +208,8 @@ async def run(
             if node is not None:
                 group_moves = GroupMoves(groups, node)
                 await group_moves.begin()
+                group_shards = GroupShards(groups, node, broker=config.cluster.groups_broker)
+                group_shards.begin()
                 gateway = belonging(gateway, groups, node, group_moves)
                 forwarder = Forwarder(node, None if tls is None else tls.trusting())
                 parts.push_async_callback(forwarder.close)
@@ -261,6 +264,7 @@ async def run(
                     tasks.create_task(node.run(), name="cluster"),
                     tasks.create_task(group_moves.run(), name="groups of others"),
                     tasks.create_task(recurring_names.run(), name="names of recurring schedules"),
+                    tasks.create_task(group_shards.run(), name="groups on Kafka"),
                     tasks.create_task(balancer.run(), name="balance"),
                 ]
             limiter = ConnectionLimiter(config.limits, gateway.stats, clock.now_ms)
@@ -298,6 +302,8 @@ async def run(
                 gateway.leaving.set()
                 manager.stopping()
                 log.info("stopping; a second signal stops at once")
+                if node is not None:
+                    await group_shards.save()
                 await asyncio.sleep(config.drain_delay_ms / 1000)
                 log.info("draining")
                 gateway.draining.set()

@@ -147,10 +147,9 @@ class RecurringSchedules:
             RECURRING_EVENTS,
             broker,
             clock,
-            RECURRING_EVENTS.snapshot_files(directory, files),
+            RECURRING_EVENTS.snapshot_files(directory, files, run_blocking),
             apply=self.table.apply,
             whole_state=self.table.snapshot,
-            run_blocking=run_blocking,
         )
         self._unnoted: list[Delivered] = []  # delivered, but the table does not know
         self._turn = asyncio.Lock()

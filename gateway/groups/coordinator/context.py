@@ -12,10 +12,10 @@ from itertools import islice
 from typing import Protocol
 from weakref import WeakValueDictionary
 
-from gateway.brokers.event_log import EventKind, EventLog, RunBlocking
+from gateway.brokers.event_log import EventKind, RunBlocking
 from gateway.groups.coordinator.records import RecordReader
 from gateway.groups.machines.broadcast import group_of
-from gateway.groups.machines.errors import GroupElsewhere, GroupFull, GroupUnowned
+from gateway.groups.machines.errors import GroupFull, GroupUnowned
 from gateway.groups.machines.events import Barrier, Event, decode_events, encode_event
 from gateway.groups.machines.progress import PartitionKey, Place
 from gateway.groups.machines.table import GroupTable
@@ -36,6 +36,14 @@ GROUP_EVENTS: EventKind[Event] = EventKind(
 )
 
 
+class EventWriter(Protocol):
+    """Where the events of groups are written; see `EventLog.write`."""
+
+    def write(self, events: Sequence[Event], *, flushed: bool = True) -> asyncio.Future[None]:
+        """See `EventLog.write`."""
+        ...
+
+
 class OwnTopics(Protocol):
     """Makes the topics that belong to groups, whose names are reserved."""
 
@@ -49,8 +57,9 @@ class Belonging:
     it is not changed until it is known whether it has gone."""
 
     def __init__(self) -> None:
-        self.elsewhere: Callable[[str], GroupElsewhere | None] = lambda group: None
-        """Why a group is not to be asked for here; None: it is this node's, or has no owner yet."""
+        self.elsewhere: Callable[[str], Exception | None] = lambda group: None
+        """Why a group is not to be asked for here; None: it is this node's, or has no owner yet. GroupElsewhere, or
+        Overloaded while it is being read."""
 
         self.is_owned: Callable[[str], bool] = lambda group: True
         """Whether a group is this node's, so that something of it may be written."""
@@ -58,7 +67,7 @@ class Belonging:
         self._leaving: dict[str, asyncio.Event] = {}
 
     def check(self, name: str) -> None:
-        """Raises GroupElsewhere. `name`: as the table has it."""
+        """Raises GroupElsewhere, Overloaded. `name`: as the table has it."""
         if (error := self.elsewhere(group_of(name))) is not None:
             raise error
 
@@ -206,6 +215,18 @@ class Turns:
         async with self._all_leases_of(group).whole():
             yield
 
+    async def ended(self, is_meant: Callable[[str], bool]) -> None:
+        """Wait until nobody has a turn of these groups that had one, or waited for one, at the call. Have `belonging`
+        refuse them first, so that nobody takes another one."""
+        for (group, _), lock in list(self._locks.items()):
+            if is_meant(group):
+                async with lock:
+                    pass
+        for group, leases in list(self._all_leases.items()):
+            if is_meant(group):
+                async with leases.whole():
+                    pass
+
     def is_busy(self, group: str, key: Place) -> bool:
         """Whether the turn of these leases is taken now."""
         lock = self._locks.get((group, key))
@@ -288,8 +309,12 @@ class Stats:
 
     def reset(self) -> None:
         """Begin to count anew."""
+        self.set_to(Stats())
+
+    def set_to(self, other: Stats) -> None:
+        """Have the counts of another one."""
         for item in fields(self):
-            setattr(self, item.name, 0)
+            setattr(self, item.name, getattr(other, item.name))
 
 
 class GroupLimits(Protocol):
@@ -391,7 +416,7 @@ class Context:
     """One coordinator's common ground. `monotonic_ms` is for lengths of time, `clock` for data."""
 
     table: GroupTable
-    log: EventLog[Event]
+    log: EventWriter
     routes: Routes
     records: RecordReader
     tail_watcher: TailWatcher

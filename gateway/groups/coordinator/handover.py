@@ -76,6 +76,13 @@ class Handover:
         for group in self._context.table.groups():
             self._accept_receipts(group.documents)
 
+    def took_up(self, groups: Iterable[str]) -> None:
+        """Groups are here that were on another node: their log was read."""
+        for group in groups:
+            self._origins.expect(group)
+            for tell in self.on_came:
+                tell(group)
+
     def _accept_receipts(self, documents: dict[str, bytes]) -> None:
         self.signer.accept(content for key, content in documents.items() if key.startswith(RECEIPT_KEYS))
 

@@ -12,6 +12,7 @@ Its parts do the work, and what they offer is bound here by name, so that a call
     settling      ack, nack, extend, give back, reject
     dead_letters  what was rejected or failed too often, and its way back
     handover      groups that leave for another node, or come from one
+    shards        groups whose log is not this node's own
     looking       pages of groups, open records and lags
     origins       which topics that came from
     copies        records on their way to a retry or a dead-letter topic
@@ -75,6 +76,7 @@ from gateway.groups.coordinator.receiving import Receiving
 from gateway.groups.coordinator.records import RecordReader
 from gateway.groups.coordinator.search import Search
 from gateway.groups.coordinator.settling import Settling
+from gateway.groups.coordinator.shards import GroupLogs, Shards
 from gateway.groups.coordinator.start_positions import decide_follow
 from gateway.groups.coordinator.stream import StreamMode
 from gateway.groups.machines.broadcast import group_of
@@ -169,16 +171,16 @@ class Coordinator:
             GROUP_EVENTS,
             broker,
             clock,
-            GROUP_EVENTS.snapshot_files(directory, files),
+            GROUP_EVENTS.snapshot_files(directory, files, run_blocking),
             apply=lambda event, _: self._apply(event),
-            whole_state=table.snapshot,
-            run_blocking=run_blocking,
+            whole_state=lambda: table.snapshot(without=self.shards.names()),
         )
         self._table = table
+        logs = GroupLogs(self._log)
         self.belonging = Belonging()
         self._context = Context(
             table=table,
-            log=self._log,
+            log=logs,
             routes=routes,
             records=RecordReader(routes, run_blocking=run_blocking),
             tail_watcher=tail_watcher,
@@ -201,6 +203,7 @@ class Coordinator:
         self._offsets = offsets = Offsets(self._context, stream)
         self.dead_letters = DeadLetters(self._context, self._copies)
         self.handover = Handover(self._context, self.dead_letters.origins)
+        self.shards = Shards(self._context, logs, self.handover, apply=self._apply_one)
 
         # The methods of `Groups` that a part does (those of receiving and settling: see `start`).
         self.join, self.heartbeat, self.share_changed = stream.join, stream.heartbeat, stream.share_changed
@@ -281,6 +284,7 @@ class Coordinator:
         """End all waits, those of others who share the tail watcher too, and leave a snapshot, so that the next start
         reads little. Call after `run` has ended."""
         await self._context.tail_watcher.close()
+        await self.shards.close()
         await self._log.close()
 
     def topics_changed(self) -> None:

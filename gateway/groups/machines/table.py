@@ -273,10 +273,14 @@ class GroupTable:
                 events.append(Forgotten(name, tuple(gone)))
         return events
 
-    def snapshot(self, names: Collection[str] | None = None) -> Iterable[Event]:
+    def snapshot(self, names: Collection[str] | None = None, *, without: Collection[str] = ()) -> Iterable[Event]:
         """Events that lead an empty table to this state (but for times of members, which begin anew): the state as it
-        is at this call, see `Progress.snapshot`. `names`: of these groups alone."""
+        is at this call, see `Progress.snapshot`. `names`: of these groups alone, and of
+        nothing else; `without`: of all but these."""
         parts: list[Iterable[Event]] = []
+        is_whole = names is None
+        if names is None and without:
+            names = [name for name in self.names() if name not in without]
         for name in self.names() if names is None else names:
             group = self._groups[name]
             parts.append([Configured(name, group.settings)])
@@ -292,7 +296,7 @@ class GroupTable:
                     idle = self.light_offsets.of_group(name, topic_id)
                 parts.append(light.snapshot(idle))
         parts.append(self.progress.snapshot(names))
-        if names is None:
+        if is_whole:
             parts.append(self.light_offsets.snapshot())
         return chain.from_iterable(parts)
 

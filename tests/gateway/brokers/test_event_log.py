@@ -48,10 +48,9 @@ class Machine:
             GROUP_EVENTS,
             broker,
             self.clock,
-            GROUP_EVENTS.snapshot_files(ROOT, self.files),
+            GROUP_EVENTS.snapshot_files(ROOT, self.files, inline),
             apply=self._apply,
             whole_state=lambda: [put(key, content) for key, content in self.state.items()],
-            run_blocking=inline,
         )
         count = await self.log.replay(self.lost.append)
         self.running = asyncio.create_task(self.log.run())
@@ -264,10 +263,9 @@ async def test_until_events_are_read_all_of_the_log_is_needed() -> None:
         GROUP_EVENTS,
         machine.log._broker,
         machine.clock,
-        GROUP_EVENTS.snapshot_files(ROOT, machine.files),
+        GROUP_EVENTS.snapshot_files(ROOT, machine.files, inline),
         apply=lambda event, at: None,
         whole_state=list,
-        run_blocking=inline,
     )
     assert fresh.needed_position == 0
     await fresh.replay(lambda _: None)

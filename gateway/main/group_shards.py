@@ -1,0 +1,138 @@
+"""Consumer groups whose log is on a Kafka cluster: SHARDS partitions of the system topic `__offsets`, each owned by one
+node, which has its groups. Where they are, and who takes them over, gateway/cluster/node.py says; how one is read and
+written, gateway/cluster/shard_log.py; what is in memory of it, gateway/groups/coordinator/shards.py.
+
+    a group    belongs to a node by its own name (a key of the metadata), as long as it has such a key: those that were
+               there before. Any other one belongs to its shard, once that was begun
+    begun      by the first node that is told to (`cluster.groups_broker`), for all nodes and for good
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass
+
+from gateway.cluster.metadata import MetadataError
+from gateway.cluster.mover import MoveConflict, UnknownBroker
+from gateway.cluster.node import ClusterNode
+from gateway.cluster.shard_log import SHARDS, Shard, ShardLog, shard_of
+from gateway.groups.coordinator.service import Coordinator
+from store.errors import Overloaded, StoreError
+from store.topics import OFFSETS, Topic
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 0.05
+"""How often it is looked which shards are this node's: of memory, 16 of them."""
+
+RETRY_S = 1.0
+SAVE_INTERVAL_S = 30.0
+SAVE_EVENTS_MAX = 50_000
+"""Events behind the last snapshot after which the next one does not wait: what a takeover has to read."""
+
+LAST_SAVE_S = 2.0
+"""How long a stop waits for the last snapshots."""
+
+SHARDS_TOPIC = Topic(OFFSETS.topic_id, OFFSETS.name, SHARDS)
+"""As Kafka clusters have it: `__offsets`, behind their prefix."""
+
+ERRORS = (MoveConflict, MetadataError, StoreError, UnknownBroker, ValueError)
+
+
+@dataclass(slots=True)
+class _Here:
+    """A shard that was taken up."""
+
+    shard: Shard
+    saved_s: float
+
+
+class GroupShards:
+    """The shards of a node. `begin` before groups are used, then `run`."""
+
+    def __init__(self, groups: Coordinator, node: ClusterNode, *, broker: str | None) -> None:
+        self._groups = groups
+        self._node = node
+        self._broker = broker
+        self._here: dict[int, _Here] = {}
+        self._saving: list[asyncio.Task[None]] = []
+
+    def begin(self) -> None:
+        """Refuse groups of shards that are not here."""
+        self._groups.shards.set_sharded(self._node.is_sharded)
+        belonging, node = self._groups.belonging, self._node
+        node.groups_broker = self._broker
+        elsewhere = belonging.elsewhere
+
+        def refusal(group: str) -> Exception | None:
+            if (error := elsewhere(group)) is not None:
+                return error
+            if node.is_sharded(group) and not self._is_here(shard_of(group)):
+                return Overloaded(f"the log of group {group} is being taken over")
+            return None
+
+        belonging.elsewhere = refusal
+
+    def _is_here(self, shard: int) -> bool:
+        here = self._here.get(shard)
+        return here is not None and here.shard.is_served
+
+    async def run(self) -> None:
+        """Take up what is this node's, and give up what is not any more, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            if self._broker is not None:
+                tasks.create_task(self._begin_all(self._broker), name="groups on Kafka")
+            for shard in range(SHARDS):
+                tasks.create_task(self._look_after(shard), name=f"groups of shard {shard}")
+
+    async def save(self) -> None:
+        """Save a snapshot of every shard that is here, as another node is about to read them; does not wait long."""
+        self._saving = [asyncio.create_task(self._groups.shards.save(shard)) for shard in self._here]
+        if self._saving:
+            await asyncio.wait(self._saving, timeout=LAST_SAVE_S)
+
+    async def _begin_all(self, broker: str) -> None:
+        for shard in range(SHARDS):
+            while True:
+                try:
+                    await self._node.begin_shard(shard, broker)
+                    break
+                except MoveConflict:
+                    pass
+                except ERRORS as error:
+                    log.warning("groups cannot be kept on Kafka yet shard=%d broker=%s error=%s", shard, broker, error)
+                await asyncio.sleep(RETRY_S)
+
+    async def _look_after(self, shard: int) -> None:
+        while self._groups.shards.failure is None:
+            try:
+                await self._look(shard)
+            except ERRORS as error:
+                log.error("groups of a shard cannot be read, trying again shard=%d error=%s", shard, error)
+                await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(LOOK_S)
+        raise self._groups.shards.failure
+
+    async def _look(self, number: int) -> None:
+        groups = self._groups.shards
+        found, here = self._node.shard(number), self._here.get(number)
+        if here is not None and (found is None or found.tenure != here.shard.tenure):
+            if found is None and here.shard.is_served:
+                return  # a move is under way; it may come back to nothing
+            del self._here[number]
+            await groups.give_up(number)
+        elif here is not None:
+            await self._save_if_due(number, here)
+            return
+        if found is not None:
+            groups.accept_receipts(await self._node.receipt_keys(groups.receipt_keys))
+            events = ShardLog(found)
+            await groups.take_up(number, events, self._node.snapshots_of(found, events))
+            self._here[number] = _Here(found, asyncio.get_running_loop().time())
+
+    async def _save_if_due(self, number: int, here: _Here) -> None:
+        events, now_s = self._groups.shards.log_of(number), asyncio.get_running_loop().time()
+        if events is not None and (now_s - here.saved_s >= SAVE_INTERVAL_S or events.unsaved_count >= SAVE_EVENTS_MAX):
+            here.saved_s = now_s
+            await self._groups.shards.save(number)
