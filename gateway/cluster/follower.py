@@ -116,6 +116,8 @@ class ChainFollower:
         if topic_id < FIRST_USER_TOPIC_ID:
             with suppress(ValueError):
                 self.system_owners[topic_id, partition] = decode(value.data).owner
+            if not self._own:
+                return  # a gateway without Kafka clusters reads nothing of it
         if (chain := self._chain(topic_id, partition, value)) is not None:
             if (record := decode(value.data)).state is PartitionState.SEALING:
                 self._moving[key] = Known(record, value.revision)

@@ -11,12 +11,14 @@ from random import Random
 
 import pytest
 
-from gateway.brokers.base import AnswerLost
+from gateway.brokers.base import AnswerLost, Broker
 from gateway.brokers.kafka import broker as kafka_broker
 from gateway.brokers.kafka import writer as writing
 from gateway.cluster import shard_log
-from gateway.cluster.mover import MoveConflict
+from gateway.cluster.follower import ChainFollower
+from gateway.cluster.mover import MoveConflict, UnknownBroker
 from gateway.cluster.shard_log import SHARDS, shard_of
+from gateway.routing.table import RouteTable
 from store.errors import Overloaded, StoreError
 from store.topics import OFFSETS
 from tests.gateway.brokers.kafka.fake import strangers_batch
@@ -159,6 +161,21 @@ async def test_one_of_two_begins_a_shard() -> None:
     assert all(isinstance(one, MoveConflict) for one in begun if isinstance(one, BaseException))
     for node in (first, second):
         assert (await node.mover.begin(OFFSETS.topic_id, NUMBER, "kafka1")).record == made[0].record
+
+
+async def test_a_gateway_that_knows_no_kafka_cluster_knows_the_owner_of_a_shard(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    _, (node,) = nodes(["n1"])
+    begun = await node.mover.begin(OFFSETS.topic_id, NUMBER, "kafka1")
+
+    def unknown(name: str) -> Broker:
+        raise UnknownBroker(name)
+
+    follower = ChainFollower(node.metadata, RouteTable(), unknown)
+    follower.note(OFFSETS.topic_id, NUMBER, begun)
+    assert follower.system_owners == {(OFFSETS.topic_id, NUMBER): "n1"}
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("seed", SEEDS)
