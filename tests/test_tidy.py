@@ -23,6 +23,9 @@ ROOTS = {
 """Packages, and the directories they are imported from."""
 
 TESTED_THROUGH_OTHERS = {
+    "gateway.cluster.move_stats": "gateway/cluster/test_mover.py",
+    "gateway.main.recurring_names": "gateway/cluster/test_served.py",
+    "store.dedup.known": "store/dedup",
     "gateway.__main__": "e2e/server.py",
     "gateway.api.shapes.server": "gateway/surfaces/native/test_stats.py",
     "gateway.api.topics": "gateway/surfaces/native/test_topics.py",

@@ -174,7 +174,5 @@ def own_number(cluster: Cluster | None) -> int:
 def leader_of(cluster: Cluster | None, routes: Routes, topic: str, partition: int) -> int:
     """The number of the broker that takes a partition's records: this node's for one that it owns on a Kafka cluster.
     Raises UnknownQueue."""
-    broker = routes.writable(topic, partition).broker.name
-    if cluster is None:
-        return ALONE_NUMBER
-    return own_number(cluster) if broker in cluster.kafka else cluster.members[broker].number
+    node = routes.writable(topic, partition).broker.served_by
+    return ALONE_NUMBER if cluster is None else cluster.members[node].number

@@ -1147,7 +1147,7 @@ class Producer:
 
 def _node_of(broker: Broker) -> str | None:
     """The node by which the ids of a broker's schedules begin; None: of a server that is alone."""
-    return None if broker.name == ALONE else broker.name
+    return None if broker.served_by == ALONE else broker.served_by
 
 
 def _by_call(parts: Iterable[_Part]) -> list[list[_Part]]:

@@ -38,6 +38,12 @@ class Broker(Protocol):
         """What routing knows it by."""
         ...
 
+    @property
+    def served_by(self) -> str:
+        """The node that answers clients for its queues, and keeps what `schedule` accepts: it has its broker's name. Of
+        a Kafka cluster the node whose object this is."""
+        ...
+
     async def append(self, appends: Sequence[Append], *, acks: Acks) -> list[Appended]:
         """Append batches, each to its queue, in the order given. Returns when all reached `acks`; the answers
         name the level reached. On an error the outcome of every batch of the call is unknown unless the error says

@@ -47,6 +47,11 @@ class LocalBroker:
         """See `Broker.name`."""
         return self._name
 
+    @property
+    def served_by(self) -> str:
+        """See `Broker`."""
+        return self._name
+
     async def append(self, appends: Sequence[Append], *, acks: Acks) -> list[Appended]:
         """See `Broker.append`."""
         return await self._store.append(appends, acks=acks)

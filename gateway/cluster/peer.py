@@ -121,6 +121,11 @@ class PeerBroker:
         """See `Broker.name`."""
         return self._name
 
+    @property
+    def served_by(self) -> str:
+        """See `Broker`."""
+        return self._name
+
     def reach_at(self, address: str) -> None:
         """The node has been started again, and is at another address of the same kind (TCP)."""
         if self._link is None:

@@ -62,7 +62,7 @@ class FakeBroker:
     not set, appends that are stored are not answered. `min_offsets` plays retention.
     """
 
-    name = ALONE
+    name = served_by = ALONE
 
     def __init__(self, clock: FakeClock) -> None:
         self.clock = clock

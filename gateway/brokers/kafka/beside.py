@@ -23,6 +23,11 @@ class Beside:
         """See `Broker.name`."""
         return self._own.name
 
+    @property
+    def served_by(self) -> str:
+        """See `Broker`."""
+        return self._own.name
+
     def queues_of(self, topic_id: int) -> list[QueueKey]:
         """The tenures of a topic that this node serves."""
         return [queue for kafka in self._kafka for queue in kafka.queues_of(topic_id)]

@@ -110,7 +110,7 @@ class Places:
 
     def _place(self, cluster: Cluster, topic: str, partition: int) -> Place:
         route = self._routes.writable(topic, partition)
-        name, code = route.broker.name, errors.NONE
+        name, code = route.broker.served_by, errors.NONE
         if name not in self.nodes:
             code = self._no_listener if cluster.is_there(name) else errors.LEADER_NOT_AVAILABLE
         member = cluster.members.get(name)
@@ -132,7 +132,7 @@ def refusal(session: Session, topic: str, partition: int, epoch: int = ANY_EPOCH
         route = session.gateway.routes_table.writable(topic, partition)
     except UnknownQueue:
         return errors.NONE
-    if route.broker.name != cluster.name:
+    if route.broker.served_by != cluster.name:
         return errors.NOT_LEADER
     own = epoch_of(route.queue)
     if epoch in (ANY_EPOCH, own):

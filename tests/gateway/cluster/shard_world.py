@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from gateway.brokers.base import Broker
 from gateway.brokers.event_log import EventLog
@@ -16,10 +16,20 @@ from gateway.groups.coordinator.context import GROUP_EVENTS
 from gateway.groups.machines.events import DocumentPut, Event
 from gateway.main.group_shards import SHARDS_TOPIC
 from store.topics import OFFSETS
+from store.types import Acks, Append, Appended
 from tests.clock import FakeClock
-from tests.gateway.brokers.kafka.fake import FakeKafka
+from tests.gateway.brokers.kafka.fake import FakeKafka, new_repeats
 
 NUMBER = 3
+
+
+class NoTimer:
+    """Of shards nothing is delayed."""
+
+    name = "n1"
+
+    async def schedule(self, append: Append, *, acks: Acks, keys: Sequence[bytes | None] = ()) -> Appended:
+        raise AssertionError(f"{append.queue} is delayed")
 
 
 class Node:
@@ -33,6 +43,7 @@ class Node:
         self.broker = KafkaBroker(
             "kafka1", kafka, clock, prefix="mq.",
             topic_of=lambda _: SHARDS_TOPIC, retention_ms_of=lambda _: -1, on_doubt=self._doubt,
+            repeats=new_repeats(), timer=NoTimer(),
         )  # fmt: skip
         self.mover = Mover(metadata, self._named, clock, home=lambda *_: name, own=name)
         self.state: dict[str, bytes] = {}

@@ -77,7 +77,7 @@ class Partly(FakeBroker):
 
     def __init__(self, name: str) -> None:
         super().__init__(FakeClock())
-        self.name = name
+        self.name = self.served_by = name
 
     async def create_topic(self, *_: Any, **__: Any) -> Any:
         raise Unavailable("etcd cannot be reached")
