@@ -19,8 +19,8 @@ $(STAMP): pyproject.toml clients/python/pyproject.toml .ci/setup
 	@PYTHON="$(PYTHON)" VENV="$(VENV)" .ci/setup
 	@touch $(STAMP)
 
-demo: $(STAMP) ## The whole way on real data: HTTP in, WebSocket out, delayed records, a Spark job; about a minute
-	@$(BIN)/python -m loadtest.demo
+demo: $(STAMP) ## The whole way on real data: HTTP in, WebSocket out, delayed records, a Spark job; about a minute; KAFKA=1: by way of a real Kafka
+	@$(BIN)/python -m loadtest.demo $(if $(KAFKA),--kafka)
 
 demo-cluster: $(STAMP) ## The same on three nodes with etcd, while partitions move and a node is killed; two minutes
 	@$(BIN)/python -m loadtest.demo_cluster

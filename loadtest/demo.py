@@ -3,6 +3,7 @@
     1  start a server on an empty folder and a free port
     2  send all flights of 2013 as JSON records keyed by airplane, and follow them over a WebSocket meanwhile
     3  schedule a "landed" record for some of them, two days of landings squeezed into ten seconds, and see them fire
+       with --kafka the partitions of the flights move to a real Kafka meanwhile, and back (loadtest/demo_kafka.py)
     4  let Spark compute flights and mean delay of every airline from the topic, and compare with the file itself
 
 Every record has an identity (its row in the file), so "lost" and "duplicated" are counted, not guessed. Exit code 0
@@ -22,7 +23,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -46,6 +47,7 @@ from rich.table import Table
 from rich.text import Text
 
 from loadtest.checks import Deliveries, Lateness
+from loadtest.demo_kafka import KAFKA_FAILURES, kafka_beside, move_there_and_back, records_there
 from loadtest.flights import FLIGHT_COUNT, Carrier, Flights, Landing, Record
 from loadtest.follower import DelayedMessage, Follower, FollowFailed, following
 from loadtest.process import ProcessFailed, server
@@ -71,7 +73,7 @@ class DemoFailed(Exception):
     """The demo cannot go on. The message is for the person at the terminal."""
 
 
-FAILURES = (DemoFailed, FollowFailed, ProcessFailed, aiohttp.ClientError, OSError)
+FAILURES = (DemoFailed, FollowFailed, ProcessFailed, aiohttp.ClientError, OSError, *KAFKA_FAILURES)
 """What can go wrong outside this program; anything else is a bug and shows its traceback."""
 
 
@@ -93,6 +95,7 @@ class Outcome:
     send_seconds: float = 0.0
     receive_seconds: float = 0.0
     carriers: list[Carrier] | None = None
+    on_kafka_count: int | None = None
 
 
 def main() -> None:
@@ -104,7 +107,9 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         with data_directory(keep=options.keep) as data:
-            is_good = run(console, data, flight_count=options.flights, with_spark=options.spark)
+            is_good = run(
+                console, data, flight_count=options.flights, with_spark=options.spark, with_kafka=options.kafka
+            )
             if options.keep:
                 console.print(f"The data is kept; serve it again with: mq serve --data {data}", soft_wrap=True)
     except (KeyboardInterrupt, asyncio.CancelledError):  # the latter when the loop had only just begun
@@ -124,7 +129,7 @@ def main() -> None:
     sys.exit(0 if is_good else 1)
 
 
-def run(console: Console, data: Path, *, flight_count: int, with_spark: bool) -> bool:
+def run(console: Console, data: Path, *, flight_count: int, with_spark: bool, with_kafka: bool) -> bool:
     """All four steps; whether every check held."""
     with console.status("reading the flights of 2013 ..."):
         flights = Flights.load(flight_count)
@@ -132,9 +137,11 @@ def run(console: Console, data: Path, *, flight_count: int, with_spark: bool) ->
         landings = flights.landings(LANDINGS, LANDINGS_WITHIN_MS)
         expected = flights.carriers()
     outcome = Outcome()
-    with server(data) as url:
+    with ExitStack() as stack:
+        flags = stack.enter_context(kafka_beside(console, data / "kafka")) if with_kafka else ()
+        url = stack.enter_context(server(data, *flags))
         console.print(f"server   {url}, an empty store, every answer after an fdatasync")
-        uvloop.run(stream(console, url, records, landings, outcome))
+        uvloop.run(stream(console, url, records, landings, outcome, with_kafka=with_kafka))
         if with_spark:
             with console.status("Spark computes flights and mean delay of every airline ..."):
                 outcome.carriers = spark_carriers(url)
@@ -145,7 +152,13 @@ def run(console: Console, data: Path, *, flight_count: int, with_spark: bool) ->
 
 
 async def stream(
-    console: Console, url: str, records: Sequence[Record], landings: Sequence[Landing], outcome: Outcome
+    console: Console,
+    url: str,
+    records: Sequence[Record],
+    landings: Sequence[Landing],
+    outcome: Outcome,
+    *,
+    with_kafka: bool,
 ) -> None:
     """Steps 2 and 3: everything that goes over HTTP and the WebSocket."""
     async with aiohttp.ClientSession() as session:
@@ -154,7 +167,13 @@ async def stream(
         with progress_of(console) as progress:
             show = Shown(progress, outcome, len(records))
             async with following(session, url, ("flights", "landed"), show.take) as follower:
-                await send_flights(session, url, records, follower, show)
+                async with asyncio.TaskGroup() as tasks:
+                    tasks.create_task(send_flights(session, url, records, follower, show))
+                    if with_kafka:
+                        share = lambda: outcome.flights.sent_count / len(records)  # noqa: E731
+                        tasks.create_task(move_there_and_back(console, session, url, "flights", PARTITIONS, share))
+                if with_kafka:
+                    outcome.on_kafka_count = await records_there(session, url, "flights")
                 await schedule_landings(session, url, landings, follower, show)
 
 
@@ -296,6 +315,9 @@ def report(console: Console, outcome: Outcome, expected: Sequence[Carrier]) -> b
         Line("lost", f"{lost:,}", "acknowledged, never received", lost == 0),
         Line("duplicated", f"{duplicated:,}", "received twice", duplicated == 0),
     ]
+    if outcome.on_kafka_count is not None:
+        about = "records lie in Kafka, the ones before and behind them do not"
+        lines.append(Line("on Kafka", f"{outcome.on_kafka_count:,}", about, outcome.on_kafka_count > 0))
     if outcome.carriers is not None:
         is_equal = same_carriers(outcome.carriers, expected)
         about = f"flights and mean delay of {len(expected)} airlines"
@@ -415,6 +437,7 @@ def _options() -> argparse.Namespace:
         "--flights", type=int, default=FLIGHT_COUNT, metavar="N", help=f"send only the first N (of {FLIGHT_COUNT:,})"
     )
     parser.add_argument("--no-spark", dest="spark", action="store_false", help="leave the Spark job out")
+    parser.add_argument("--kafka", action="store_true", help="have partitions move to a real Kafka meanwhile, and back")
     parser.add_argument("--keep", action="store_true", help="keep the server's folder and say where it is")
     options = parser.parse_args()
     if not FLIGHTS_MIN <= options.flights <= FLIGHT_COUNT:

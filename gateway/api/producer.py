@@ -32,7 +32,7 @@ import orjson
 
 from gateway.api.errors import error_of
 from gateway.api.turns import in_turns
-from gateway.brokers.base import ALONE, Broker
+from gateway.brokers.base import ALONE, AnswerLost, Broker, PartlyStored
 from gateway.codec.columns import Columns
 from gateway.codec.opened import opened
 from gateway.codec.records import BATCH_REFUSED, STEP_RECORDS, ProduceRecord
@@ -668,6 +668,11 @@ class Producer:
         route = self._routes.writable(topic, part.lane.partition)
         return part._replace(route=route, append=replace(part.append, queue=route.queue))
 
+    async def _moved(self, topic: str, parts: Sequence[_Part], until_s: float) -> list[list[_Part]]:
+        """The calls for parts whose partitions move, when they have. Raises as `await_move`."""
+        await await_move(self._routes, topic, [(part.lane.partition, part.route) for part in parts], until_s)
+        return _by_call([self._routed(topic, part) for part in parts])
+
     async def _store(
         self,
         topic: str,
@@ -682,9 +687,30 @@ class Producer:
         stored, and where. A call that meets a partition which moves is held, and made again. `known` is told what an
         earlier send has stored of a part, and returns what is left of it. `elsewhere` is asked once for other
         partitions when a broker has refused parts and stored nothing of them. `expected_offset` is the partition's for
-        the first record of the request."""
-        calls = deque((call, False) for call in _by_call(parts))
+        the first record of the request. Errors that say that nothing was stored are true of all parts."""
         stored: list[tuple[_Part, Appended]] = []
+        try:
+            await self._store_into(stored, topic, parts, acks, known, elsewhere, expected_offset)
+        except AnswerLost:
+            raise
+        except StoreError as error:
+            if stored:
+                raise AnswerLost(f"a part of the request was stored, and another was not: {error}") from error
+            raise
+        return stored
+
+    async def _store_into(
+        self,
+        stored: list[tuple[_Part, Appended]],
+        topic: str,
+        parts: Iterable[_Part],
+        acks: Acks,
+        known: _Known | None,
+        elsewhere: _Elsewhere | None,
+        expected_offset: int | None,
+    ) -> None:
+        """See `_store`."""
+        calls = deque((call, False) for call in _by_call(parts))
         until_s: float | None = None
         while calls:
             call, is_second = calls.popleft()
@@ -702,10 +728,17 @@ class Producer:
                     known(part, found) if found else part for part, found in zip(call, error.originals, strict=True)
                 ]
                 again = _by_call([part for part in left if part is not None])
+            except PartlyStored as partly:
+                if not isinstance(partly.error, SealedQueue) or expected_offset is not None:
+                    raise
+                told = zip(call, partly.answers, strict=True)
+                stored += [(part, answer) for part, answer in told if answer is not None]
+                rest = [part for part, answer in zip(call, partly.answers, strict=True) if answer is None]
+                until_s = held_until_s() if until_s is None else until_s
+                again = await self._moved(topic, rest, until_s)
             except SealedQueue:  # nothing of this call was stored
                 until_s = held_until_s() if until_s is None else until_s
-                await await_move(self._routes, topic, [(part.lane.partition, part.route) for part in call], until_s)
-                again = _by_call([self._routed(topic, part) for part in call])
+                again = await self._moved(topic, call, until_s)
             except (Overloaded, DiskFull):
                 moved = None if elsewhere is None or is_second else elsewhere(call)
                 if moved is None:
@@ -716,7 +749,6 @@ class Producer:
                 self.byte_count += sum([len(append.batch) for append in appends])
                 stored += zip(call, answers, strict=True)
             calls.extendleft((one, is_second) for one in reversed(again))
-        return stored
 
     def _elsewhere(self, view: TopicView, selector: str | None, parts: Sequence[_Part]) -> list[_Part] | None:
         """Parts that may go to any partition, in one on another broker than the one that has just refused them; None

@@ -7,7 +7,7 @@ is `gateway/routing/`. A broker is addressed by its name only there.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 from store.errors import Overloaded, StoreError
@@ -28,6 +28,30 @@ class BrokerUnreachable(Overloaded):
 
 class AnswerLost(StoreError):
     """The broker was asked, and its answer did not arrive: it may or may not have been done."""
+
+
+class PartlyStored(AnswerLost):
+    """Of a call with several batches some were stored, as `answers` say; of those with None there nothing was, and
+    `error` says why. Who cannot go on with the rest has an unknown outcome."""
+
+    def __init__(self, answers: Sequence[Appended | None], error: StoreError) -> None:
+        super().__init__(f"{sum(one is not None for one in answers)} of {len(answers)} batches were stored: {error}")
+        self.answers = answers
+        self.error = error
+
+
+async def all_stored(begun: Sequence[Awaitable[Appended]]) -> list[Appended]:
+    """The answer to a call whose batches are stored one by one, when all are told. Raises PartlyStored; what one
+    raises when none was stored; AnswerLost when it is not known of one."""
+    outcomes = await asyncio.gather(*begun, return_exceptions=True)
+    errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+    if not errors:
+        return [outcome for outcome in outcomes if isinstance(outcome, Appended)]
+    unknown = [error for error in errors if isinstance(error, AnswerLost) or not isinstance(error, StoreError)]
+    if unknown or len(errors) == len(outcomes):
+        raise (unknown or errors)[0]
+    [first, *_] = (error for error in errors if isinstance(error, StoreError))
+    raise PartlyStored([one if isinstance(one, Appended) else None for one in outcomes], first) from first
 
 
 class Broker(Protocol):

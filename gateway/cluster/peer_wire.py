@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from gateway.brokers.base import AnswerLost
 from store import errors as store_errors
 from store.errors import AlreadyStored, Corrupt, MalformedBatch, NoLightQueues, OffsetMoved, StoreError, TooManyIds
 from store.types import (
@@ -288,7 +289,7 @@ _SPECIAL: dict[type[StoreError], tuple[Callable[[Any], list[Any]], Callable[[lis
 
 _PLAIN: dict[str, type[StoreError]] = {
     error.__name__: error
-    for error in (*vars(store_errors).values(), TooManySchedules, TimerBusy)
+    for error in (*vars(store_errors).values(), TooManySchedules, TimerBusy, AnswerLost)
     if isinstance(error, type) and issubclass(error, StoreError) and error not in _SPECIAL
 }
 

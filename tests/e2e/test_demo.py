@@ -91,3 +91,13 @@ def test_a_server_that_dies_fails_the_demo_by_name(tmp_path: Path) -> None:
     assert demo.returncode == 1, output
     assert "FAILED: -m gateway serve ended with exit code -9" in output
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.matrix
+def test_flights_go_by_way_of_a_real_kafka_and_none_is_lost_or_doubled(tmp_path: Path) -> None:
+    with start(tmp_path, "--kafka", "--no-spark", "--flights", "60000") as demo:
+        output, _ = demo.communicate(timeout=300)
+    assert demo.returncode == 0, output
+    for line in (r"moved to kafka1 in ", r"moved to local in ", r"lost +0 ", r"duplicated +0 ", r"All checks passed\."):
+        assert re.search(line, output), f"{line} is missing in:\n{output}"
+    assert not list(tmp_path.glob("mq-demo-*"))

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
-from gateway.brokers.base import Broker
+from gateway.brokers.base import Broker, all_stored
 from gateway.brokers.kafka.broker import KafkaBroker
 from store.types import Acks, Append, Appended, Boundary, Bounds, ExportedIds, QueueKey, ReadResult
 
@@ -45,7 +45,7 @@ class Beside:
         if all(broker is brokers[0] for broker in brokers):
             return brokers[0].begin_append(appends, acks=acks)
         begun = [broker.begin_append([append], acks=acks) for broker, append in zip(brokers, appends, strict=True)]
-        return asyncio.ensure_future(_each(begun))
+        return asyncio.ensure_future(all_stored([_only(one) for one in begun]))
 
     async def schedule(self, append: Append, *, acks: Acks, keys: Sequence[bytes | None] = ()) -> Appended:
         """See `Broker.schedule`."""
@@ -108,5 +108,6 @@ class Beside:
         return await self._of(queue).offset_for_time(queue, time_ms, boundary)
 
 
-async def _each(begun: Sequence[asyncio.Future[list[Appended]]]) -> list[Appended]:
-    return [appended for answer in await asyncio.gather(*begun) for appended in answer]
+async def _only(begun: asyncio.Future[list[Appended]]) -> Appended:
+    [appended] = await begun
+    return appended

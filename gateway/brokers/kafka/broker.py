@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from struct import error as StructError
 from typing import Protocol
 
-from gateway.brokers.base import AnswerLost, BrokerUnreachable
+from gateway.brokers.base import AnswerLost, BrokerUnreachable, all_stored
 from gateway.brokers.kafka.codes import OFFSET_OUT_OF_RANGE, Stored, Verdict, judge
 from gateway.brokers.kafka.fencing import Batch, own_end
 from gateway.brokers.kafka.port import Fetched, Kafka, Refused, TopicDiffers, TopicPlan, Unreached
@@ -431,7 +431,7 @@ class KafkaBroker:
         """See `Broker.begin_append`. `acks` is not asked: all replicas in sync have it."""
         if any(append.identity is not None for append in appends):
             return self._begin_once(appends)
-        return asyncio.gather(*self._begun(appends))
+        return _all_of(self._begun(appends))
 
     def _begun(
         self, appends: Sequence[Append], settled: Sequence[asyncio.Future[Appended]] = ()
@@ -491,7 +491,7 @@ class KafkaBroker:
             [replace(own, identity=one.identity) for own, one in zip(appends, new, strict=True)], settled
         )
         self._repeats.begin(new, asyncio.gather(*settled))
-        return asyncio.gather(*begun)
+        return _all_of(begun)
 
     def _free(self, size: int) -> None:
         self._waiting_bytes -= size
@@ -734,3 +734,8 @@ def _entry(queue: QueueKey, topic: str, batch: memoryview) -> Entry:
         batch=memoryview(whole),
         identity=identity,
     )
+
+
+def _all_of(begun: Sequence[asyncio.Future[Appended]]) -> asyncio.Future[list[Appended]]:
+    """One answer for all. A batch is stored or refused by itself: while another partition of the call moves, too."""
+    return asyncio.gather(*begun) if len(begun) == 1 else asyncio.ensure_future(all_stored(begun))

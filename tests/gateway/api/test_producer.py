@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import zlib
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import cast
 
 import pytest
 
 from gateway.api.producer import Producer
-from gateway.brokers.base import AnswerLost, BrokerUnreachable
+from gateway.brokers.base import AnswerLost, BrokerUnreachable, PartlyStored, all_stored
 from gateway.codec.columns import Columns
 from gateway.codec.records import Format, ProduceRecord, parse_records
 from gateway.codec.tags import tag_hash
@@ -34,7 +35,7 @@ from store.errors import (
 from store.limits import BATCH_BYTES_MAX, RECORD_BYTES_MAX
 from store.record_batch import Record
 from store.topics import TopicConfig
-from store.types import Acks, Delay, QueueKey
+from store.types import Acks, Append, Appended, Delay, QueueKey
 from tests.clock import START_MS, FakeClock
 from tests.gateway.fake_broker import FakeBroker, fake_gateway
 from timer.schedule import decode_schedule_id
@@ -451,3 +452,71 @@ async def test_an_answer_that_was_lost_and_what_meets_a_move_are_not_sent_elsewh
         await world.sent("one")
     assert world.routes.faults.unreachable() == ["local"]
     assert await world.sent("one") in (2, 3), "the next one avoids it"
+
+
+class OneByOne(FakeBroker):
+    """Stores the batches of a call one by one, as a Kafka cluster does."""
+
+    async def append(self, appends: Sequence[Append], *, acks: Acks) -> list[Appended]:
+        return await all_stored([self._only(append, acks) for append in appends])
+
+    async def _only(self, append: Append, acks: Acks) -> Appended:
+        [appended] = await super().append([append], acks=acks)
+        return appended
+
+
+@pytest.mark.parametrize("columns", [False, True])
+async def test_what_was_stored_of_a_call_of_which_one_partition_moves_is_not_sent_again(columns: bool) -> None:
+    world = TwoBrokers(FakeClock())
+    await world.start()
+    kafka, topic_id = OneByOne(FakeClock()), world.routes.topic("orders").topic_id
+    for partition in range(4):
+        world.routes.set_chain("orders", partition, (Segment(kafka, QueueKey(topic_id, partition)),))
+    kafka.sealed.add(QueueKey(topic_id, 2))
+    keys = [b"%d" % number for number in range(40)]
+
+    async def send() -> Sequence[object]:
+        if columns:
+            sent = Columns(list(keys), [b"1"] * len(keys))
+            return (
+                await world.producer.produce_columns("orders", sent, partition=None, json_values=True, acks=None) or ()
+            )
+        return await world.producer.produce("orders", [record(key=key) for key in keys], json_values=True)
+
+    sending = asyncio.create_task(send())
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not sending.done()
+    chain = (Segment(kafka, QueueKey(topic_id, 2), physical_end=0), Segment(world.second, QueueKey(topic_id, 9)))
+    world.routes.set_chain("orders", 2, chain)
+    assert await sending
+    assert sum(append.record_count for append in (*kafka.appends, *world.second.appends)) == len(keys)
+    assert {append.queue.queue_id for append in world.second.appends} == {9}
+
+
+async def test_a_request_of_which_a_part_was_stored_has_an_unknown_outcome() -> None:
+    world = TwoBrokers(FakeClock())
+    await world.start()
+    world.second.error = DiskFull("full")
+    with pytest.raises(AnswerLost, match="a part of the request was stored"):
+        await world.producer.produce("orders", [record(partition=0), record(partition=3)], json_values=True)
+    world.first.error = DiskFull("full")
+    with pytest.raises(DiskFull):
+        await world.producer.produce("orders", [record(partition=0), record(partition=3)], json_values=True)
+
+
+async def test_of_batches_that_are_stored_one_by_one_the_answer_says_what_is_known() -> None:
+    async def stored(outcome: Appended | Exception) -> Appended:
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    there, sealed, lost = Appended(1, 0, 1, Acks.FLUSHED), SealedQueue("moves"), AnswerLost("lost")
+    assert await all_stored([stored(there), stored(there)]) == [there, there]
+    with pytest.raises(PartlyStored) as partly:
+        await all_stored([stored(there), stored(sealed)])
+    assert (list(partly.value.answers), partly.value.error) == ([there, None], sealed)
+    with pytest.raises(SealedQueue):
+        await all_stored([stored(sealed), stored(DiskFull("full"))])
+    with pytest.raises(AnswerLost, match="lost"):
+        await all_stored([stored(sealed), stored(there), stored(lost)])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -133,11 +134,11 @@ class Node:
         count = len(self.sent)
         await until(lambda: len(self.sent) >= count + 20, pause_s=0.05)
 
-    async def read_all(self) -> dict[int, str]:
+    async def read_all(self, partition: int = 0) -> dict[int, str]:
         found: dict[int, str] = {}
         offset = 0
         while True:
-            path = f"/topics/{TOPIC}/partitions/0/records?offset={offset}&max_bytes=100000"
+            path = f"/topics/{TOPIC}/partitions/{partition}/records?offset={offset}&max_bytes=100000"
             answer = await self.done("GET", path, headers={"Accept": JSON["Content-Type"]})
             if not answer:
                 return found
@@ -308,6 +309,29 @@ async def test_repeated_sends_are_recognised_over_moves_and_kills(node: Node) ->
         assert await again(f"new-{step}") == seen.pop(step)
     values = list((await node.read_all()).values())
     assert len(values) == len(set(values)) == 2 * (2 + 5), "one for each that was sent: kill came twice, with one name"
+
+
+async def test_requests_over_several_partitions_are_stored_once_while_one_of_them_moves(only_node: Node) -> None:
+    node, done = only_node, 0
+
+    async def send_both(client: int) -> None:
+        nonlocal done
+        while not node.is_over:
+            done += 1
+            records = [{"value": f"{client}-{done}-{partition}", "partition": partition} for partition in (0, 1)]
+            await node.done("POST", f"/topics/{TOPIC}", data=orjson.dumps({"records": records * 20}), headers=JSON)
+
+    senders = [asyncio.create_task(send_both(client)) for client in range(SENDERS)]
+    for to in ("kafka1", "local", "kafka1", "local"):
+        for partition in (0, 1):
+            await asyncio.sleep(0.3)
+            await node.move(to, partition)
+    node.is_over = True
+    await asyncio.gather(*senders)
+    for partition in (0, 1):
+        found = Counter((await node.read_all(partition)).values())
+        assert len(found) == done
+        assert set(found.values()) == {20}, "each request once"
 
 
 async def test_an_idempotent_producer_of_kafka_goes_on_over_moves_and_kills(only_node: Node, tmp_path: Path) -> None:
