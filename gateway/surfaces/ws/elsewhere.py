@@ -137,7 +137,7 @@ class Elsewhere:
         self._is_open = is_open
 
     def node_of(self, group: str) -> str | None:
-        """The other node that has a group; None when none has. Raises RequestError 409, which names it, when nothing can
+        """The other node that has a group; None when none has. Raises RequestError 409, with its name, when nothing can
         be passed on to it."""
         owner = self._cluster.owner(GROUPS, group)
         if owner is None or owner == self._cluster.name:

@@ -1,4 +1,4 @@
-"""Two `mq serve` with tokens and a real etcd, of which one goes: lists name it. One-time tickets, which are of one node.
+"""Two `mq serve` with tokens and a real etcd, of which one goes: lists name it. Tickets, which are of one node.
 
 Covers gateway.surfaces.http.gathering, gateway.auth.tickets and gateway.surfaces.ws.elsewhere.
 """
