@@ -40,6 +40,7 @@ ALREADY_STORED = 40957
 ACCESS_FIXED = 40958  # tokens and rules cannot be changed here
 NO_LIGHT_QUEUES = 40963
 BROKER_LACKS = 40964
+TICKET_ELSEWHERE = 40965  # a one-time ticket is of another node of the cluster
 STALE_GENERATION = 40959  # the caller owns this no more: join again
 OFFSET_MOVED = 41250
 CONDITION_MISSING = 42850

@@ -25,7 +25,7 @@ from gateway.auth.jwt import JwtRefused
 from gateway.auth.policy import Policy
 from gateway.auth.scopes import NO_RIGHTS, OriginsOf, Rights
 from gateway.auth.tickets import Tickets
-from gateway.errors import RATE_LIMITED, TOO_MANY, UNAUTHENTICATED, RequestError
+from gateway.errors import RATE_LIMITED, TICKET_ELSEWHERE, TOO_MANY, UNAUTHENTICATED, RequestError
 from store.clock import Clock
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,8 @@ class Authenticator(Protocol):
         ...
 
     def access_of_request(self, request: web.BaseRequest) -> Access:
-        """The rights of a request; NOBODY without credentials. Raises RequestError 401, or 429 after many failures."""
+        """The rights of a request; NOBODY without credentials. Raises RequestError 401, 429 after many failures, or 409
+        for a ticket of another node."""
         ...
 
     def known_access(self, headers: Headers) -> Access | None:
@@ -114,7 +115,8 @@ class _Identity(NamedTuple):
 
 
 class PolicyAuthenticator:
-    """Authentication by the tokens, keys and rules of a policy. `now_ms` is a monotonic clock; `clock` the wall's."""
+    """Authentication by the tokens, keys and rules of a policy. `now_ms` is a monotonic clock; `clock` the wall's.
+    `node`: this one of a cluster; its tickets say so, and those of another one are refused with its name."""
 
     is_required = True
 
@@ -126,6 +128,7 @@ class PolicyAuthenticator:
         now_ms: Callable[[], int],
         token_in_query: bool = False,
         free_failures: int = FREE_FAILURES,
+        node: str = "",
     ) -> None:
         self.failure_count = 0
         """Credentials that were refused."""
@@ -144,7 +147,7 @@ class PolicyAuthenticator:
         self._by_header: dict[bytes, _Caller] = {}  # by the hash of the header that has it
         self._watched: dict[_Caller, list[Callable[[], None]]] = {}
         self._backoff = Backoff(free_failures)
-        self._tickets = Tickets(now_ms)
+        self._tickets = Tickets(now_ms, node)
         self._quiet_until_ms = 0
 
     def replace(self, policy: Policy) -> None:
@@ -244,6 +247,10 @@ class PolicyAuthenticator:
     # ------------------------------------------------------------------------------------------------- checking
 
     def _access_of_ticket(self, ticket: str, address: str) -> Access:
+        if (node := self._tickets.other_node(ticket)) is not None:  # nothing was guessed: it is no failure
+            raise RequestError(
+                TICKET_ELSEWHERE, f"This ticket is of node {node}: use it there, or ask this node for one of its own."
+            )
         access = self._tickets.redeem(ticket)
         if access is None:
             raise self._refused("a ticket that is used, too old, or none", address)

@@ -27,6 +27,8 @@ SUBPROTOCOLS = istr("Sec-WebSocket-Protocol")
 
 TICKET_PARAMETER = "ticket"
 TOKEN_PARAMETER = "token"
+IN_QUERY = (TICKET_PARAMETER, TOKEN_PARAMETER)
+"""Parameters that say who asks, and nothing of what is asked for."""
 
 BEARER_SUBPROTOCOL = "mq.bearer."
 TICKET_SUBPROTOCOL = "mq.ticket."

@@ -50,6 +50,7 @@ class AuthReloader:
             now_ms=lambda: monotonic_ns() // 1_000_000,
             token_in_query=config.auth.token_in_query,
             free_failures=config.auth.free_failures,
+            node=config.cluster.node or "",
         )
 
     def judge_by(self, origins: Origins) -> None:

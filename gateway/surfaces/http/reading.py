@@ -13,10 +13,11 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from aiohttp import web
-from multidict import istr
+from multidict import MultiDict, istr
 
 from gateway.api.shapes.base import AnyShape, load, load_json, load_texts
 from gateway.api.turns import aside
+from gateway.auth.credentials import IN_QUERY
 from gateway.codec.inflate import ENCODINGS, BadEncoding, InflatedTooLarge, Inflater
 from gateway.codec.json_steps import STEP_BYTES
 from gateway.codec.json_text import parse_json
@@ -201,10 +202,13 @@ def _too_large(bytes_max: int) -> Unread:
 def read_query(
     shape: type[AnyShape], request: web.Request, gateway: Gateway, *, headers: Mapping[str, istr] = NO_HEADERS
 ) -> AnyShape:
-    """The struct of the query parameters. `headers`: those that may say the same as a parameter, by its name. Raises
-    RequestError 400, 422, 42253."""
+    """The struct of the query parameters, without those by which a browser says who it is. `headers`: those that may
+    say the same as a parameter, by its name. Raises RequestError 400, 422, 42253."""
     given = [(name, text) for name, header in headers.items() for text in request.headers.getall(header, ())]
-    return query_of(shape, request.query if request.query_string else {}, gateway.limits, given)
+    query: Mapping[str, str] = request.query if request.query_string else {}
+    if request.method == "GET" and any(name in query for name in IN_QUERY):
+        query = MultiDict((name, text) for name, text in query.items() if name not in IN_QUERY)
+    return query_of(shape, query, gateway.limits, given)
 
 
 def query_of(

@@ -215,6 +215,8 @@ class _Builder:
             codes.add(50351)  # it belongs to another node of the cluster, which does not answer
         if route.permission is not Permission.PUBLIC:
             codes |= {40101, 42901}
+            if route.method == "GET":
+                codes.add(40965)  # what a ticket is good for
         if route.reads_body:
             codes |= {400, 408, 413, 415}
         if any(answer.content for answer in described.answers.values()) or described.body is not None:

@@ -59,6 +59,7 @@ MEANINGS: dict[int, str] = {
     40963: "No light queues here: the index is in files, or the partition is, or was, on another broker.",
     40964: "The Kafka cluster that the partition is on, or is to move to, cannot do this; the message says what. "
     "Nothing was stored.",
+    40965: "The ticket is of another node of the cluster, which the message names.",
     41250: "`If-Match`: the partition ends elsewhere by now; `details` has where. Nothing was stored. Or the tokens or "
     "rules are others by now.",
     41350: "One record or batch is too large.",

@@ -137,11 +137,18 @@ class Elsewhere:
         self._is_open = is_open
 
     def node_of(self, group: str) -> str | None:
-        """The other node that has a group; None when none has, or nothing can be passed on to it: then its name is in
-        the refusal."""
+        """The other node that has a group; None when none has. Raises RequestError 409, with its name, when nothing can
+        be passed on to it."""
         owner = self._cluster.owner(GROUPS, group)
-        may_pass = self._is_open or self._token is not None
-        return owner if owner != self._cluster.name and may_pass else None
+        if owner is None or owner == self._cluster.name:
+            return None
+        if not self._is_open and self._token is None:
+            member = self._cluster.members.get(owner)
+            where = "" if member is None else f": connect to {member.url}"
+            raise RequestError(
+                409, f"Group {group} belongs to node {owner}, to which a one-time ticket is not passed on{where}."
+            )
+        return owner
 
     def of(self, sub: object) -> _Relay | None:
         """The relay that has a subscription; None: it is here, or nowhere."""

@@ -16,6 +16,7 @@ from gateway.api.render import receipt_as_json
 from gateway.api.shapes.base import AnyShape, load_texts
 from gateway.api.shapes.queries import ConsumeQuery, ProduceQuery
 from gateway.auth.access import NOBODY, Access, Permission
+from gateway.auth.credentials import IN_QUERY
 from gateway.codec.records import ProduceRecord, parse_raw_record
 from gateway.errors import PARTITION_NOT_FOUND, UNAUTHENTICATED, RequestError, invalid
 from gateway.surfaces.http.context import Gateway
@@ -30,7 +31,6 @@ SUB = "s"
 """Name of the subscription that the URL makes."""
 
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
-_TICKETS = ("ticket", "token")  # read before us
 
 
 def consume_command(query: Mapping[str, str], gateway: Gateway, access: Access) -> Subscribe:
@@ -139,7 +139,7 @@ def _record(target: Target, value: bytes) -> ProduceRecord:
 def _read(shape: type[AnyShape], query: Mapping[str, str], gateway: Gateway, access: Access) -> AnyShape:
     if access is NOBODY:
         raise RequestError(UNAUTHENTICATED, "Credentials are missing: send them by header, ticket or subprotocol.")
-    texts = {name: text for name, text in query.items() if name not in _TICKETS}
+    texts = {name: text for name, text in query.items() if name not in IN_QUERY}
     return load_texts(shape, texts, gateway.limits)
 
 

@@ -178,6 +178,23 @@ def test_a_ticket_is_good_for_one_get() -> None:
         request_access(authenticator, path=f"/?ticket={ticket}")
 
 
+def test_a_ticket_of_another_node_is_refused_with_its_name_and_costs_nothing() -> None:
+    token, record = mint("billing", ["admin"], now_ms=START_MS - 1)
+    clock = FakeClock()
+    one, other = (
+        PolicyAuthenticator(policy_of([record]), clock=clock, now_ms=clock.now_ms, node=node) for node in ("n1", "n2")
+    )
+    access = one.access_of_token(token, ADDRESS)
+    ticket = one.issue_ticket(access)
+    for sent in ({"path": f"/?ticket={ticket}"}, {"Sec_WebSocket_Protocol": f"mq.v1.json, mq.ticket.{ticket}"}):
+        with pytest.raises(RequestError, match="is of node n1") as refusal:
+            request_access(other, **sent)
+        assert refusal.value.error_code == 40965
+        assert ticket not in refusal.value.message
+    assert other.failure_count == 0
+    assert request_access(one, path=f"/?ticket={ticket}") is access
+
+
 def test_what_is_remembered_is_bounded() -> None:
     records = [mint("p", ["admin"], now_ms=START_MS) for _ in range(CACHE_MAX + 1)]
     clock = FakeClock()

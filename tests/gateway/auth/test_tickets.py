@@ -16,6 +16,18 @@ def test_a_ticket_is_good_once() -> None:
     assert tickets.redeem(ticket) is None
 
 
+def test_a_ticket_of_a_cluster_names_its_node() -> None:
+    one, other = Tickets(FakeClock().now_ms, "n1"), Tickets(FakeClock().now_ms, "n-2")
+    ticket = one.issue(OPEN)
+    assert ticket is not None
+    assert (one.other_node(ticket), other.other_node(ticket)) == (None, "n1")
+    assert Tickets(FakeClock().now_ms).other_node(ticket) is None, "alone there is no other node"
+    for none in (ticket[:-1], ticket.upper(), ticket.replace(".", "-"), f"{ticket}.x", "n1." + "\udcff" * 43):
+        assert other.other_node(none) is None
+    assert other.redeem(ticket) is None
+    assert one.redeem(ticket) is OPEN
+
+
 def test_a_ticket_is_good_for_a_while() -> None:
     clock = FakeClock()
     tickets = Tickets(clock.now_ms)

@@ -2,7 +2,8 @@
 are killed and frozen, and etcd goes away. What clients saw is judged by tests/history.py.
 
 Covers gateway.cluster.node, gateway.cluster.members, gateway.cluster.topics, gateway.main.clustering,
-gateway.routing.holding and gateway.surfaces.http.forwarding. MQ_CLUSTER_ROUNDS sets how many rounds the long form has.
+gateway.cluster.move_stats, gateway.main.recurring_names, gateway.routing.holding and
+gateway.surfaces.http.forwarding. MQ_CLUSTER_ROUNDS sets how many rounds the long form has.
 """
 
 from __future__ import annotations

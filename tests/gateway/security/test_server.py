@@ -245,6 +245,22 @@ async def test_a_ticket_opens_one_socket_and_a_stranger_none(tmp_path: Path) -> 
         assert refusal.value.status == 401
 
 
+async def test_a_ticket_opens_one_event_stream(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    token, _ = token_for(config, "ann", "admin")
+    async with running(config) as url, client_of(url, token) as client, client_of(url, None) as stranger:
+        await client.put("/mq/v1/topics/orders", json={"partitions": 1})
+        for query in ("from=earliest", "group=billing&ack=auto"):
+            ticket = (await (await client.post("/mq/v1/tickets")).json())["ticket"]
+            path = f"/mq/v1/topics/orders/sse?{query}&ticket={ticket}"
+            async with stranger.get(path) as stream:
+                assert (stream.status, stream.content_type) == (200, "text/event-stream"), await stream.text()
+            assert (await stranger.get(path)).status == 401
+        ticket = (await (await client.post("/mq/v1/tickets")).json())["ticket"]
+        refused = await stranger.get(f"/mq/v1/topics/orders/sse?tickets=x&ticket={ticket}")
+        assert (await refused.json())["message"] == "Unrecognized parameter: tickets"
+
+
 async def test_secrets_are_nowhere_in_what_the_server_says(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:
