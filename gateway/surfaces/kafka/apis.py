@@ -23,22 +23,20 @@ CREATE_PARTITIONS, DELETE_GROUPS, INCREMENTAL_ALTER_CONFIGS, OFFSET_DELETE, DESC
 
 
 class Api(NamedTuple):
-    """One kind of request. `flexible`: the version from which headers and lengths are compact; `is_hot`: it carries
-    records, and is read and written by hand."""
+    """One kind of request. `flexible`: the version from which headers and lengths are compact."""
 
     key: int
     name: str
     min_version: int
     max_version: int
     flexible: int
-    is_hot: bool = False
 
 
 APIS = {
     api.key: api
     for api in (
-        Api(PRODUCE, "Produce", 3, 9, 9, is_hot=True),
-        Api(FETCH, "Fetch", 4, 12, 12, is_hot=True),
+        Api(PRODUCE, "Produce", 3, 9, 9),
+        Api(FETCH, "Fetch", 4, 12, 12),
         Api(LIST_OFFSETS, "ListOffsets", 1, 11, 6),
         Api(METADATA, "Metadata", 0, 9, 9),
         Api(OFFSET_COMMIT, "OffsetCommit", 2, 8, 8),
