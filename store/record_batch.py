@@ -457,6 +457,127 @@ def undated(batch: Buffer) -> bytearray:
     return made
 
 
+def marked(batch: Buffer, name: bytes, content: bytes) -> bytearray:
+    """A copy of a checked batch whose first record has one more header, before all others. One that is compressed is
+    packed by zstd then. Raises RecordTooLarge."""
+    is_packed = is_compressed(batch)
+    plain = _inflate(batch) if is_packed else batch
+    at, headers_at, end = _first_record(plain)
+    count, after = _varint(plain, headers_at)
+    made = bytearray(plain[:at])
+    header = _varint_of(len(name)) + name + _varint_of(len(content)) + content
+    body_at = _length(plain, at)[0]
+    parts: list[Buffer] = [plain[body_at:headers_at], _varint_of(count + 1), header, plain[after:end]]
+    made += _varint_of(sum(map(len, parts)))
+    for part in (*parts, plain[end:]):
+        made += part
+    _seal(made)
+    if is_packed:
+        made = zstd_packed(made, level=_ZSTD_LEVEL)
+    if len(made) > BATCH_BYTES_MAX:
+        raise RecordTooLarge(f"a batch of {len(made)} bytes with its ids; the limit is {BATCH_BYTES_MAX}")
+    return made
+
+
+def mark_of(batch: Buffer, name: bytes) -> bytes | None:
+    """What the first header of a checked batch's first record says, if it has that name; an empty one for null."""
+    if not is_marked(batch, name):
+        return None
+    plain = _inflate(batch) if is_compressed(batch) else batch
+    found, _ = _mark(plain, _varint(plain, _first_record(plain)[1])[1])
+    return found
+
+
+def unmarked(batch: bytearray, name: bytes) -> bytearray:
+    """The batch without the header that `marked` gave its first record, not compressed; as it is when it has none."""
+    if not is_marked(batch, name):
+        return batch
+    plain = _inflate(batch) if is_compressed(batch) else batch
+    at, headers_at, end = _first_record(plain)
+    count, after = _varint(plain, headers_at)
+    _, rest = _mark(plain, after)
+    parts: list[Buffer] = [plain[_length(plain, at)[0] : headers_at], _varint_of(count - 1), plain[rest:end]]
+    made = bytearray(plain[:at]) + _varint_of(sum(map(len, parts)))
+    for part in (*parts, plain[end:]):
+        made += part
+    _seal(made)
+    return made
+
+
+_PEEK_BYTES = 4096
+
+
+def is_marked(batch: Buffer, name: bytes) -> bool:
+    """Whether the first header of a checked batch's first record has a name. Of a batch that is packed by zstd only the
+    beginning is unpacked, as a rule."""
+    if not is_compressed(batch):
+        return _begins_with(batch, name)
+    if _compression(batch) == _ZSTD:
+        with memoryview(batch) as view, zstandard.ZstdDecompressor(
+            max_window_size=_ZSTD_WINDOW_BYTES_MAX
+        ).stream_reader(view[HEADER_BYTES:]) as reader:  # fmt: skip
+            try:
+                return _begins_with(bytes(HEADER_BYTES) + reader.read(_PEEK_BYTES), name)
+            except IndexError:
+                pass  # its key and value are longer
+    return _begins_with(_inflate(batch), name)
+
+
+def _begins_with(plain: Buffer, name: bytes) -> bool:
+    """Raises IndexError when the bytes end before."""
+    _, headers_at, _ = _first_record(plain)
+    count, at = _varint(plain, headers_at)
+    if count <= 0:
+        return False
+    size, at = _varint(plain, at)
+    if size != len(name):
+        return False
+    plain[at + size - 1]
+    return bytes(plain[at : at + size]) == name
+
+
+def _mark(plain: Buffer, at: int) -> tuple[bytes, int]:
+    """The content of the header there, and where it ends."""
+    size, at = _varint(plain, at)
+    size, at = _varint(plain, at + size)
+    end = at + max(0, size)
+    return bytes(plain[at:end]), end
+
+
+def _first_record(plain: Buffer) -> tuple[int, int, int]:
+    """Where the first record of an uncompressed batch begins, where the count of its headers is, and where it ends."""
+    at, length = _length(plain, HEADER_BYTES)
+    end = at + length
+    at += 1  # attributes
+    for _ in range(2):  # its deltas of time and offset
+        at = _varint(plain, at)[1]
+    for _ in range(2):  # key and value
+        size, at = _varint(plain, at)
+        at += max(0, size)
+    return HEADER_BYTES, at, end
+
+
+def _varint(plain: Buffer, at: int) -> tuple[int, int]:
+    """A zigzag number, and where it ends. Raises IndexError."""
+    number = shift = 0
+    while (byte := plain[at]) & 0x80:
+        number |= (byte & 0x7F) << shift
+        shift += 7
+        at += 1
+    number |= byte << shift
+    return (number >> 1) ^ -(number & 1), at + 1
+
+
+def _varint_of(number: int) -> bytes:
+    """A number of 0 or more, zigzag."""
+    left, made = number << 1, bytearray()
+    while left > 0x7F:
+        made.append(left & 0x7F | 0x80)
+        left >>= 7
+    made.append(left)
+    return bytes(made)
+
+
 def is_of_records(batch: Buffer) -> bool:
     """False for a control batch, which has none of a user's."""
     return not _ATTRIBUTES.unpack_from(batch, _CRC_FROM)[0] & _CONTROL

@@ -4,7 +4,6 @@ Any node may run a move; all that it needs to know is in the metadata, so a move
 another one (`Mover.move` on the same partition). The pause of a move is from the seal to the commit: one fdatasync of
 the old broker and one change of metadata; the queue of the target is made before. What the old broker remembers of
 repeated sends is told to the new one before, too; only what came since, and the numbers of producers, in the pause.
-A Kafka cluster remembers none: a partition that comes from there is told what the last embedded broker before knew.
 
 The node that makes a move to a Kafka cluster is the owner then. Which producer, and which epoch of it, fences a Kafka
 partition next, is a key of its own, changed together with the intent: no two tenures have the same.
@@ -17,6 +16,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any, Literal, NamedTuple
 
 import orjson
@@ -115,7 +115,8 @@ def place_of(segment: SegmentRecord) -> Place:
     """Where in a Kafka cluster a segment lies."""
     topic, partition = segment.queue
     assert segment.pid is not None
-    return Place(str(topic), partition, Fence(segment.pid, segment.kepoch), segment.physical, segment.end)
+    fence, shift = Fence(segment.pid, segment.kepoch), segment.start - segment.physical
+    return Place(str(topic), partition, fence, segment.physical, segment.end, shift)
 
 
 def _queue(segment: SegmentRecord) -> QueueKey:
@@ -203,29 +204,36 @@ class Mover:
         source, target = self._broker_named(last.broker), self._broker_named(to)
         queue = QueueKey(topic_id, move.queue_id_for(partition, begun.epoch))
         await target.create_queue(queue)  # warm: the fdatasync that this takes is no part of the pause
-        knowing = None if isinstance(target, KafkaBroker) else _last_embedded(begun)
+        leaving_queue = queue_of(topic_id, partition, last)
+        shift = last.start - last.physical
         position = OFFSET_MAX  # a broker that is its own target knows all ids; the numbers of producers are a queue's
-        if knowing is not None and knowing.broker != to:
-            position = await self._tell(knowing, target, queue, 0)
+        if last.broker != to:
+            for segment in _before_on_same_node(begun):  # what it knows by itself, nobody has told of
+                own = queue_of(topic_id, partition, segment)
+                await _tell(source, own, target, queue, segment.start - segment.physical, 0)
+            position = await _tell(source, leaving_queue, target, queue, shift, 0)
         leaving, coming = await self._next_fences(topic_id, partition, last, source, target)
         at("intent")
         revision = await self._set(topic_id, partition, known.revision, begun, {leaving, coming})
         at("seal")
         if isinstance(source, KafkaBroker):
             assert leaving is not None
-            end, fenced = await self._sealed(topic_id, partition, begun, source, leaving)
+            end = await self._sealed(topic_id, partition, begun, source, leaving)
         else:
-            end, fenced = await source.seal_queue(_queue(last)), -1
-        if knowing is not None:
-            await self._tell(knowing, target, queue, position)  # what came since
+            end = await source.seal_queue(leaving_queue)
+        is_same = coming is not None and coming == leaving
+        if not is_same:
+            await _tell(source, leaving_queue, target, queue, shift, position)  # what came since
         at("commit")
         place: dict[str, Any]
         if isinstance(target, KafkaBroker):
             assert coming is not None
-            if coming != leaving:
-                fenced = await target.fence(coming.topic, coming.partition, coming.fence)
+            if not is_same:
+                await target.fence(coming.topic, coming.partition, coming.fence)
+            after = leaving_queue if is_same else None
+            physical = await target.open(queue, coming.topic, coming.partition, coming.fence, after=after)
             place = {
-                "owner": self._own, "queue": (coming.topic, coming.partition), "physical": fenced + 1,
+                "owner": self._own, "queue": (coming.topic, coming.partition), "physical": physical,
                 "pid": coming.fence.producer_id, "kepoch": coming.fence.epoch,
             }  # fmt: skip
         else:
@@ -274,15 +282,20 @@ class Mover:
 
     async def _sealed(
         self, topic_id: int, partition: int, begun: PartitionRecord, source: KafkaBroker, leaving: _NextFence
-    ) -> tuple[int, int]:
-        """Where the open segment on a Kafka cluster has ended, and the offset of the fence that seals it."""
+    ) -> int:
+        """Where the open segment on a Kafka cluster has ended."""
         last = begun.open_segment
         queue = queue_of(topic_id, partition, last)
+        for segment in begun.segments:  # the watch may not have told of all
+            if segment.broker == last.broker:
+                source.know(queue_of(topic_id, partition, segment), place_of(segment))
         await source.stop(queue)
         fenced = await source.fence(leaving.topic, leaving.partition, leaving.fence)
         served = source.served_end(queue)
         since = max(begun.verified, last.physical) if served is None else served
-        return await source.own_end(place_of(last), since=since, until=fenced), fenced
+        end = await source.own_end(place_of(last), since=since, until=fenced)
+        source.sealed(queue, end)
+        return end
 
     async def verify(self, topic_id: int, partition: int) -> Known:
         """Write down how far the open segment of a Kafka partition that this node serves is known to be its own: a
@@ -332,18 +345,6 @@ class Mover:
                 await broker.create_queue(_queue(segment))
                 if segment.taken:
                     await broker.seal_queue(_queue(segment))
-
-    async def _tell(self, knowing: SegmentRecord, target: Broker, into: QueueKey, position: int) -> int:
-        """Have the target remember what the broker of an embedded segment remembers of sends, from a position of its
-        log on, so that one that is repeated behind the move is still known (C6). Returns the position behind it."""
-        source, shift = self._broker_named(knowing.broker), knowing.start - knowing.physical
-        while True:
-            part = await source.export_ids(_queue(knowing), into=into, shift=shift, since=position)
-            if part.content:
-                await target.import_ids(part.content)
-            position = max(position, part.next_position)
-            if part.is_last:
-                return position
 
     async def trim(self, topic_id: int, partition: int) -> Known:
         """Take segments off a partition's chain all of whose records have expired, and give up their queues; the record
@@ -396,6 +397,22 @@ class Mover:
         return written
 
 
-def _last_embedded(record: PartitionRecord) -> SegmentRecord | None:
-    """The last segment whose broker remembers sends."""
-    return next((segment for segment in reversed(record.segments) if segment.pid is None), None)
+def _before_on_same_node(record: PartitionRecord) -> list[SegmentRecord]:
+    """The segments right before the open one that are on the same node: the partition was moved to where it was."""
+    *before, last = record.segments
+    if last.pid is not None:
+        return []
+    found = list(takewhile(lambda segment: segment.broker == last.broker, reversed(before)))
+    return found[::-1]
+
+
+async def _tell(source: Broker, leaving: QueueKey, target: Broker, into: QueueKey, shift: int, position: int) -> int:
+    """Have the target remember what the source remembers of sends to a queue, from a position on, so that one that is
+    repeated behind the move is still known (C6). Returns the position behind it."""
+    while True:
+        part = await source.export_ids(leaving, into=into, shift=shift, since=position)
+        if part.content:
+            await target.import_ids(part.content)
+        position = max(position, part.next_position)
+        if part.is_last:
+            return position

@@ -16,6 +16,7 @@ from gateway.brokers.base import Broker
 from gateway.brokers.kafka.beside import Beside
 from gateway.brokers.kafka.broker import KafkaBroker
 from gateway.brokers.kafka.links import Links
+from gateway.brokers.kafka.repeats import Repeats
 from gateway.cluster.etcd import EtcdConfig, EtcdMetadata
 from gateway.cluster.members import CannotJoin, Member, check_node_name, join
 from gateway.cluster.metadata import Unavailable
@@ -108,6 +109,13 @@ async def clustered(
                 topic_of=admin.routes.by_id,
                 retention_ms_of=partial(_retention_ms, store, admin.routes),
                 on_doubt=doubt.set,
+                repeats=Repeats(
+                    window_ms=config.store.dedup_window_ms,
+                    ids_max=config.store.dedup_ids_max,
+                    producer_expiry_ms=config.store.producer_expiry_ms,
+                    producers_max=config.store.producers_max,
+                ),
+                timer=admin.broker,
             )  # fmt: skip
             brokers.push_async_callback(clusters[name].close)
         node = ClusterNode(

@@ -16,21 +16,20 @@ marks say, its ids are read from the log again.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from itertools import pairwise, zip_longest
 from operator import attrgetter
 from pathlib import Path
 from struct import error as StructError
 
-from store.dedup.ids import DedupIndex, Row, row_of
+from store.dedup.ids import Row, row_of
 from store.dedup.journal import DedupJournal, JournalDamaged, Segment
-from store.dedup.moved import Leaving, MovedIds, decode_part, encode_part, leaving_row, leaving_rows
-from store.dedup.producers import ProducerTable, Sent, Table, batch_number, decode_table, encode_table
-from store.errors import AlreadyStored, Corrupt, MalformedBatch
+from store.dedup.known import KnownSends
+from store.dedup.moved import Leaving, decode_part, encode_part, leaving_row, leaving_rows
+from store.dedup.producers import Sent, Table, decode_table, encode_table
+from store.errors import Corrupt, MalformedBatch
 from store.files import Files
 from store.log.commit_log import CommitLog
 from store.log.entry import Blank, Damage
@@ -38,34 +37,29 @@ from store.log.recovery import PROGRESS_BYTES, Progress
 from store.record_batch import decode
 from store.snapshot import Snapshot, SnapshotFiles
 from store.topics import MOVED_IDS_QUEUE
-from store.types import NO_ID, Append, Appended, Entry, Identity, Original, ProducerSequence, QueueKey
+from store.types import NO_ID, Entry
 
 log = logging.getLogger(__name__)
 
 SEGMENTS_PER_WINDOW = 4
 PRODUCERS_SNAPSHOT = "producers"
 
-Waiter = asyncio.Future[list[Appended]]
-_InFlight = dict[int, Waiter]  # by sequence
-
 
 def _nothing(_: Entry) -> None:
     """No other caller is to see what is read again."""
 
 
-class Idempotency:
+class Idempotency(KnownSends):
     """The identities of one store. All methods but `load`, `catch_up` and `Saving.run` belong to the event loop."""
 
     def __init__(
         self, root: Path, files: Files, *, window_ms: int, ids_max: int, producer_expiry_ms: int, producers_max: int
     ) -> None:
-        self._window_ms = window_ms
-        self._new_index: Callable[[], DedupIndex] = lambda: DedupIndex(window_ms=window_ms, ids_max=ids_max)
-        self._index = self._new_index()
-        self._producers = ProducerTable(expiry_ms=producer_expiry_ms, producers_max=producers_max)
+        super().__init__(
+            window_ms=window_ms, ids_max=ids_max, producer_expiry_ms=producer_expiry_ms, producers_max=producers_max
+        )
         self._journal = DedupJournal(root, files, segment_ms=max(1, window_ms // SEGMENTS_PER_WINDOW))
         self._snapshots = SnapshotFiles(root, PRODUCERS_SNAPSHOT, files)
-        self._moved = MovedIds(window_ms)
         self._ids_until = 0  # entries before it are in the index
         self._saved_until = 0  # ... and in the journal
         self._producers_until = 0
@@ -73,18 +67,6 @@ class Idempotency:
         self._unsaved: list[Row] = []  # not in the journal yet
         self._producers_saves = 0
         self._producers_changed = False
-        self._ids_in_flight: dict[bytes, Waiter] = {}
-        self._producers_in_flight: dict[tuple[bytes, QueueKey], _InFlight] = {}
-
-    @property
-    def id_count(self) -> int:
-        """Ids remembered now."""
-        return len(self._index) + len(self._moved)
-
-    @property
-    def producer_count(self) -> int:
-        """Pairs of a producer and a queue remembered now."""
-        return len(self._producers)
 
     # ---- opening -------------------------------------------------------------------------------------------------
 
@@ -189,97 +171,6 @@ class Idempotency:
                 self._producers_until = entry.position + 1
                 self._producers_changed = True
 
-    # ---- sending -------------------------------------------------------------------------------------------------
-
-    def resolved(self, appends: Sequence[Append], now_ms: int) -> Sequence[Append]:
-        """The batches with the numbers that their producers' records stand for, as things are now; what is in flight
-        counts as stored. Raises SequenceGap, ProducerFenced."""
-        return [
-            append
-            if (identity := append.identity) is None or identity.numbers is None
-            else self._resolved(append, now_ms)
-            for append in appends
-        ]
-
-    def _resolved(self, append: Append, now_ms: int) -> Append:
-        identity = append.identity
-        assert identity is not None
-        assert identity.numbers is not None
-        producer_id = identity.numbers.producer_id
-        newest = self._producers.newest(append.queue, producer_id, now_ms)
-        if (sequences := self._producers_in_flight.get((producer_id, append.queue))) is not None:
-            newest = max(sequences) if newest is None else max(newest, *sequences)
-        producer = ProducerSequence(producer_id, batch_number(identity.numbers, newest))
-        return replace(append, identity=replace(identity, producer=producer, numbers=None))
-
-    def in_flight(self, appends: Sequence[Append]) -> set[Waiter]:
-        """The calls under way that must be answered before it can be said whether these batches are known."""
-        waiters: set[Waiter] = set()
-        for append in appends:
-            identity = append.identity
-            if identity is None:
-                continue
-            ids = _ids_of(identity)
-            if ids and self._ids_in_flight and not self._ids_in_flight.keys().isdisjoint(ids):
-                waiters.update(self._ids_in_flight[id_] for id_ in ids if id_ in self._ids_in_flight)
-            if (producer := identity.producer) is not None:
-                sequences = self._producers_in_flight.get((producer.producer_id, append.queue), {})
-                if sequences and producer.sequence <= max(sequences):
-                    waiters.update(sequences.values())
-        return {waiter for waiter in waiters if not waiter.done()}
-
-    def check(self, appends: Sequence[Append], now_ms: int) -> None:
-        """Raises AlreadyStored when a record is known, IdentityReused, SequenceGone, TooManyIds. Else all are new."""
-        originals: list[Mapping[int, Original]] = []
-        id_count = 0
-        for append in appends:
-            found: dict[int, Original] = {}
-            if (identity := append.identity) is not None:
-                found = self._index.find(identity, now_ms)
-                if self._moved:
-                    found = self._moved.find(append, now_ms) | found
-                id_count += len(identity.message_ids) + (identity.request is not None)
-                if identity.producer is not None:
-                    original = self._producers.find(append.queue, identity.producer, now_ms)
-                    if original is not None:
-                        found[0] = original
-            originals.append(found)
-        if any(originals):
-            raise AlreadyStored(originals)
-        self._index.check_room(id_count + len(self._ids_in_flight) + len(self._moved), now_ms)
-        for append in appends:
-            if append.identity is not None and append.identity.producer is not None:
-                self._producers.check_room(append.queue, append.identity.producer, now_ms)
-
-    def begin(self, appends: Sequence[Append], outcome: Waiter) -> None:
-        """Batches were handed to the writer: in flight until the outcome is known."""
-        ids: list[bytes] = []
-        numbered: list[tuple[QueueKey, ProducerSequence]] = []
-        for append in appends:
-            if (identity := append.identity) is not None:
-                ids += _ids_of(identity)
-                if identity.producer is not None:
-                    numbered.append((append.queue, identity.producer))
-        self._ids_in_flight.update(dict.fromkeys(ids, outcome))
-        self._ids_in_flight.pop(NO_ID, None)
-        for queue, producer in numbered:
-            self._producers_in_flight.setdefault((producer.producer_id, queue), {})[producer.sequence] = outcome
-
-        def end(_: Waiter) -> None:
-            if not outcome.cancelled():
-                outcome.exception()  # its caller may have gone
-            for id_ in ids:  # in flight by this outcome alone: who met one of them there has waited
-                self._ids_in_flight.pop(id_, None)
-            for queue, producer in numbered:
-                key = (producer.producer_id, queue)
-                sequences = self._producers_in_flight.get(key, {})
-                if sequences.get(producer.sequence) is outcome:
-                    del sequences[producer.sequence]
-                    if not sequences:
-                        del self._producers_in_flight[key]
-
-        outcome.add_done_callback(end)
-
     # ---- moving --------------------------------------------------------------------------------------------------
 
     def new_part(self, content: bytes, now_ms: int) -> bytes:
@@ -380,9 +271,3 @@ class Saving:
             idempotency.is_damaged = False
         elif self._table is not None:
             idempotency._producers_changed = True
-
-
-def _ids_of(identity: Identity) -> Sequence[bytes]:
-    if identity.request is None:
-        return identity.message_ids
-    return [*identity.message_ids, identity.request.request_id]

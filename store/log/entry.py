@@ -392,6 +392,17 @@ def _encode_extension(append: Append) -> bytes:
     return b"".join(parts)
 
 
+def encode_identity(identity: Identity) -> bytes:
+    """The blocks of an identity as in an extension, for `decode_identity`."""
+    return b"".join(_encode_identity(identity))
+
+
+def decode_identity(blocks: bytes, record_count: int) -> Identity | None:
+    """What `encode_identity` gave, of a batch of so many records; None for no blocks. Raises struct.error, KeyError for
+    other bytes."""
+    return _decode_extension(memoryview(blocks), record_count)[3]
+
+
 def _encode_identity(identity: Identity) -> list[bytes]:
     parts = []
     if identity.message_ids:

@@ -539,3 +539,39 @@ def test_what_may_take_several_steps_is_known_beforehand(
         batch = bytearray(record_batch.zstd_packed(batch, level=1))
     assert record_batch.may_be_long(batch) is is_long
     assert not record_batch.may_be_long(b"too short")
+
+
+@pytest.mark.parametrize("codec", [None, "zstd", "gzip"])
+@pytest.mark.parametrize("value", [b"v", None, b"x" * 20_000, bytes(Random(1).randbytes(20_000))])
+def test_a_mark_is_put_on_a_batch_and_taken_off_again(codec: str | None, value: bytes | None) -> None:
+    headers: list[tuple[str, bytes | None]] = [("a", b"1"), ("b", None)]
+    records = [Record(None, value, 1_000, headers), Record(b"k", b"w", 2_000), Record(b"", b"", 1_500)]
+    plain = record_batch.encode(records)
+    batch = plain
+    if codec == "zstd":
+        batch = record_batch.zstd_packed(plain, level=1)
+    elif codec == "gzip":
+        packed = zlib.compressobj(wbits=31)
+        batch = plain[:61] + packed.compress(plain[61:]) + packed.flush()
+        batch[22] |= 1
+        record_batch._seal(batch)
+    content = bytes(range(256)) * 3
+    marked = record_batch.marked(batch, b"mq-x", content)
+    record_batch.check(marked)
+    assert record_batch.is_compressed(marked) == (codec is not None)
+    first, *rest = list(record_batch.decode(marked))
+    assert list(first.headers) == [("mq-x", content), *headers]
+    assert [(one.key, one.value, one.timestamp, one.offset) for one in rest] == [
+        (b"k", b"w", 2_000, 1),
+        (b"", b"", 1_500, 2),
+    ]
+    assert record_batch.mark_of(marked, b"mq-x") == content
+    assert record_batch.mark_of(marked, b"mq-y") is record_batch.mark_of(batch, b"mq-x") is None
+    assert record_batch.unmarked(marked, b"mq-x") == plain
+    assert record_batch.unmarked(batch, b"mq-x") is batch
+
+
+def test_a_mark_that_makes_a_batch_too_large_is_refused() -> None:
+    batch = record_batch.encode([Record(None, b"v" * (BATCH_BYTES_MAX - 200), 1)])
+    with pytest.raises(RecordTooLarge):
+        record_batch.marked(batch, b"mq-x", b"c" * 200)

@@ -4,16 +4,17 @@ queue has: (topic id, queue id of the epoch). Where the stretch is, and whose, t
 (gateway/cluster/record.py): this node learns it by `know`, and serves it when a move has made it the owner (`serve`).
 
 Batches pass as they are. What is done to them: the numbers of the tenure's producer are stamped on them when they are
-sent; and when they are read, the time at which Kafka has appended them (LogAppendTime, without which Kafka forgets its
-fences by the records' own times) is taken off the records again.
+sent, and what makes them recognisable as repeats is put into a header (repeats.py); when they are read, that is taken
+off again, and so is the time at which Kafka has appended them (LogAppendTime, without which Kafka forgets its fences by
+the records' own times).
 
-    a fence      a record that takes an offset of its own between two tenures. `fence` appends it, and `own_end` says
-                 where the tenure before has ended: at the first batch that is not its own
+    a fence      a record that takes an offset of its own between two tenures. `fence` appends the one that seals the
+                 tenure before, and `own_end` says where that has ended: at the first batch that is not its own. `open`
+                 appends the one that a tenure begins behind
+    delays       are accepted by the owner's own timer, which delivers to where the partition is when they are due
     reads        of the served tenure: what is acknowledged. Of one that is over: up to its end. Of another one that is
                  open: its owner is asked, not this broker
     retention    is Kafka's own, by `retention.ms`; the first offset that it has is believed for some seconds
-
-Not here yet, and refused with BrokerLacks before anything is stored: ids of sends, delays.
 """
 
 from __future__ import annotations
@@ -22,19 +23,46 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from struct import error as StructError
 from typing import Protocol
 
-from gateway.brokers.base import BrokerUnreachable
+from gateway.brokers.base import AnswerLost, BrokerUnreachable
 from gateway.brokers.kafka.codes import OFFSET_OUT_OF_RANGE, Stored, Verdict, judge
 from gateway.brokers.kafka.fencing import Batch, own_end
 from gateway.brokers.kafka.port import Fetched, Kafka, Refused, TopicDiffers, TopicPlan, Unreached
-from gateway.brokers.kafka.writer import FENCE_HEADER, PAUSE_S, Writer, fence_batch
+from gateway.brokers.kafka.repeats import MARK, Repeats, decode_opening, encode_opening
+from gateway.brokers.kafka.writer import FENCE_HEADER, FENCES, GIVE_UP_S, PAUSE_S, Writer, fence_batch
 from store import record_batch
 from store.clock import Clock
-from store.errors import BrokerLacks, Corrupt, MalformedBatch, NoLightQueues, Overloaded, SealedQueue, UnknownQueue
+from store.dedup.ids import unpacked_queue
+from store.dedup.moved import decode_part
+from store.errors import (
+    AlreadyStored,
+    BrokerLacks,
+    Corrupt,
+    MalformedBatch,
+    NoLightQueues,
+    Overloaded,
+    RecordTooLarge,
+    SealedQueue,
+    UnknownQueue,
+)
 from store.limits import MiB
+from store.log.entry import decode_identity, encode_identity
 from store.topics import partition_of
-from store.types import Acks, Append, Appended, Boundary, Bounds, Entry, ExportedIds, QueueKey, ReadResult, ReadStatus
+from store.types import (
+    Acks,
+    Append,
+    Appended,
+    Boundary,
+    Bounds,
+    Entry,
+    ExportedIds,
+    Identity,
+    QueueKey,
+    ReadResult,
+    ReadStatus,
+)
 
 log = logging.getLogger(__name__)
 
@@ -50,8 +78,21 @@ FETCH_TRIES = 10
 
 FENCE_TRIES = 20
 SCAN_BYTES = 4 * MiB
+SCAN_STEP = 500
+"""Batches that are looked at before others have a turn."""
+
+CLOCK_SKEW_MS = 60_000
+"""How much further back than the window is read: ids go by Kafka's clock, and the window ends by the own one."""
 
 __all__ = ["FENCE_HEADER", "Fence", "KafkaBroker", "Place"]
+
+
+class Timer(Protocol):
+    """What of the own broker counts here."""
+
+    async def schedule(self, append: Append, *, acks: Acks, keys: Sequence[bytes | None] = ()) -> Appended:
+        """See `Broker.schedule`."""
+        ...
 
 
 class TopicOf(Protocol):
@@ -78,18 +119,21 @@ class Fence:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a tenure lies: a stretch of a Kafka partition, and whose batches are its own. `end` None: it is open."""
+    """Where a tenure lies: a stretch of a Kafka partition, and whose batches are its own. `end` None: it is open.
+    `shift` added makes its offsets the partition's."""
 
     topic: str
     partition: int
     fence: Fence
     start: int
     end: int | None
+    shift: int = 0
 
 
 class KafkaBroker:
     """`Broker` over a Kafka cluster; see the module. `topic_of` finds a topic of mq by its id (UnknownQueue), and
-    `retention_ms_of` how long it keeps records. `on_doubt` is called when a tenure must be taken over anew."""
+    `retention_ms_of` how long it keeps records. `on_doubt` is called when a tenure must be taken over anew.
+    `timer`: the own broker, which keeps delayed records."""
 
     def __init__(
         self,
@@ -101,8 +145,13 @@ class KafkaBroker:
         topic_of: Callable[[int], TopicOf],
         retention_ms_of: Callable[[int], int],
         on_doubt: Callable[[], None],
+        repeats: Repeats,
+        timer: Timer,
     ) -> None:
         self._name = name
+        self._repeats = repeats
+        self._timer = timer
+        self._sealed: dict[QueueKey, int] = {}  # ends of tenures whose record does not say so yet
         self._kafka = kafka
         self._clock = clock
         self._prefix = prefix
@@ -137,6 +186,9 @@ class KafkaBroker:
         """Learn where a tenure lies, of the partition's record; that a move is about to seal it, or where it ended."""
         self._places[queue] = place
         writer = self._writers.get(queue)
+        if place.end is not None:
+            self._sealed.pop(queue, None)
+            self._repeats.forget(queue)
         if writer is not None and place.end is not None:
             self._leave(queue, writer)
         elif writer is not None and is_sealing:
@@ -152,9 +204,11 @@ class KafkaBroker:
 
     def forget_topic(self, topic_id: int) -> None:
         """A topic is gone, or is being deleted."""
+        self._repeats.forget_topic(topic_id)
         for queue in [queue for queue in self._places if queue.topic_id == topic_id]:
             if (writer := self._writers.get(queue)) is not None:
                 self._leave(queue, writer)
+            self._sealed.pop(queue, None)
             del self._places[queue]
         for wake in list(self._watching.get(topic_id, {}).values()):
             wake({})
@@ -178,14 +232,16 @@ class KafkaBroker:
         return None if writer is None else writer.end
 
     def serve(self, queue: QueueKey, place: Place) -> None:
-        """Be the owner of a tenure whose fence is written, from there on."""
+        """Be the owner of a tenure that is open, from there on."""
         self._places[queue] = place
+        self._repeats.is_known(queue, place.start)
         for other in self.queues_of(queue.topic_id):  # the tenure before, of which the move says no more if it is empty
             if self._places[other].partition == place.partition:
                 self._leave(other, self._writers[other])
         self._writers[queue] = Writer(
             self._kafka, place.topic, place.partition,
             producer_id=place.fence.producer_id, epoch=place.fence.epoch, start=place.start,
+            on_acknowledged=lambda append, appended: self._acknowledged(queue, place, append, appended),
             on_stored=lambda end: self._wake(queue, end),
             on_doubt=self._on_doubt,
             on_freed=self._free,
@@ -212,7 +268,10 @@ class KafkaBroker:
         """The offset of the fence with which a tenure begins: appended, or where it is since an earlier call. Behind it
         no batch of an older epoch is stored, as long as Kafka remembers it; and none is acknowledged, for good. Raises
         BrokerUnreachable when it is not certain to be there, SealedQueue when a newer one is."""
-        batch = fence_batch(fence.producer_id, fence.epoch, self._clock.now_ms())
+        return await self._put(topic, partition, fence_batch(fence.producer_id, fence.epoch, self._clock.now_ms()))
+
+    async def _put(self, topic: str, partition: int, batch: bytes) -> int:
+        """Append a record that is none of a user's. Raises BrokerUnreachable, SealedQueue."""
         for _ in range(FENCE_TRIES):
             [outcome] = await self._kafka.produce(topic, partition, [batch])
             [verdict] = judge([outcome])
@@ -222,6 +281,29 @@ class KafkaBroker:
                 raise SealedQueue(f"partition {partition} of {topic} has a newer owner: Kafka's error {outcome}")
             await asyncio.sleep(PAUSE_S)
         raise BrokerUnreachable(f"broker {self._name}: no fence could be written to partition {partition} of {topic}")
+
+    async def open(
+        self, queue: QueueKey, topic: str, partition: int, fence: Fence, *, after: QueueKey | None = None
+    ) -> int:
+        """Where a tenure begins whose fence is written: behind another one, which names what a later owner needs to
+        recognise repeated sends. `after`: the tenure on the same Kafka partition that it follows, which is sealed;
+        else all was told before (`import_ids`). Raises as `fence`; Corrupt."""
+        if after is not None:
+            await self._recall(after)
+        offsets = self._repeats.parts_of(queue, self._clock.now_ms())
+        for content in self._repeats.producers_of(queue):
+            offsets.append(await self._put_part(topic, partition, content))
+        opening = encode_opening(offsets)
+        batch = fence_batch(fence.producer_id, fence.epoch, self._clock.now_ms(), opening=opening)
+        return await self._put(topic, partition, batch) + 1
+
+    async def _put_part(self, topic: str, partition: int, content: bytes) -> int:
+        record = record_batch.Record(None, content, self._clock.now_ms(), [(MARK.decode(), None)])
+        return await self._put(topic, partition, bytes(record_batch.encode([record])))
+
+    def sealed(self, queue: QueueKey, end: int) -> None:
+        """A tenure has ended there; its record does not say so yet."""
+        self._sealed[queue] = end
 
     async def own_end(self, place: Place, *, since: int, until: int) -> int:
         """Where a tenure has ended, when `until` is the offset of a fence behind it: at the first batch that is not its
@@ -242,6 +324,93 @@ class KafkaBroker:
                 break
         return end
 
+    # ---- repeated sends --------------------------------------------------------------------------------------------
+
+    async def _recall(self, queue: QueueKey) -> None:
+        """Know all that makes repeats of sends to a tenure, which is over, recognisable: what is not known here is read
+        from Kafka. Raises BrokerUnreachable, Corrupt."""
+        place = self._place(queue)
+        end = self._end_of(queue, place)
+        assert end is not None
+        until = self._repeats.known_until(queue)
+        if until is not None:
+            await self._recall_tenure(queue, replace(place, end=end), until)
+        else:
+            low = await self._start(place)
+            since = await self._window_start(place)
+            await self._recall_parts(queue, place, low)
+            for other, its in sorted(self._places.items(), key=lambda item: item[1].start):
+                is_same = partition_of(other) == partition_of(queue) and its.topic == place.topic
+                its_end = end if other == queue else its.end
+                if is_same and its_end is not None and (other == queue or its_end > since):
+                    begin = its.start if other == queue else max(its.start, since)
+                    await self._recall_tenure(queue, replace(its, end=its_end), max(begin, low))
+        self._repeats.is_known(queue, end)
+
+    async def _window_start(self, place: Place) -> int:
+        since_ms = self._clock.now_ms() - self._repeats.window_ms - CLOCK_SKEW_MS
+        try:
+            found = await self._kafka.offset_at(place.topic, place.partition, since_ms)
+        except (Unreached, Refused) as error:
+            raise self._unreachable(error) from error
+        return place.start if found is None else found
+
+    async def _recall_parts(self, queue: QueueKey, place: Place, low: int) -> None:
+        """Take in the parts that the fence before a tenure names. What Kafka has let go of is as old as its records."""
+        at = place.start - 1
+        if at < low:
+            log.warning(
+                "the beginning of a tenure has expired, and with it what its producers had sent before topic=%s"
+                " partition=%d", place.topic, place.partition,
+            )  # fmt: skip
+            return
+        for offset in decode_opening(await self._value_at(place, at)):
+            if offset >= low:
+                content = await self._value_at(place, offset)
+                self._repeats.told(queue, decode_part(content or b""), at=offset)
+
+    async def _value_at(self, place: Place, offset: int) -> bytes | None:
+        """The value of the record of the server's own that lies at an offset. Raises BrokerUnreachable, Corrupt."""
+        fetched = await self._fetched(place, offset, 1)
+        batch = next(record_batch.whole_batches(fetched.batches))
+        [record] = record_batch.decode(record_batch.undated(batch))
+        if record.offset != offset:
+            where = f"topic {place.topic}, partition {place.partition} of {self._name}"
+            raise Corrupt(where, offset, "no record of the server's own")
+        return record.value
+
+    async def _recall_tenure(self, queue: QueueKey, place: Place, begin: int) -> None:
+        """Take in the ids of a tenure's batches from an offset on, up to its end."""
+        assert place.end is not None
+        while begin < place.end:
+            fetched = await self._fetched(place, begin, SCAN_BYTES)
+            found: list[tuple[Identity, int, int, int]] = []
+            for number, batch in enumerate(record_batch.whole_batches(fetched.batches)):
+                at, following = record_batch.offsets_of(batch)
+                if at >= place.end:
+                    break
+                if following <= begin:
+                    continue
+                entry = _entry(queue, place.topic, batch)
+                if entry.identity is not None:
+                    found.append((entry.identity, at, at + place.shift, entry.store_time_ms))
+                begin = following
+                if number % SCAN_STEP == SCAN_STEP - 1:
+                    await asyncio.sleep(0)
+            self._repeats.read(queue, found)
+
+    def _acknowledged(self, queue: QueueKey, place: Place, append: Append, appended: Appended) -> None:
+        at = appended.base_offset
+        if append.identity is not None:
+            self._repeats.stored(
+                queue, append.identity, at=at, offset=at + place.shift, time_ms=appended.store_time_ms
+            )  # fmt: skip
+        if self._repeats.known_until(queue) is not None:
+            self._repeats.is_known(queue, at + append.record_count)
+
+    def _end_of(self, queue: QueueKey, place: Place) -> int | None:
+        return self._sealed.get(queue) if place.end is None else place.end
+
     # ---- appends ---------------------------------------------------------------------------------------------------
 
     async def append(self, appends: Sequence[Append], *, acks: Acks) -> list[Appended]:
@@ -250,25 +419,81 @@ class KafkaBroker:
 
     def begin_append(self, appends: Sequence[Append], *, acks: Acks) -> asyncio.Future[list[Appended]]:
         """See `Broker.begin_append`. `acks` is not asked: all replicas in sync have it."""
-        size = sum(len(append.batch) for append in appends)
+        if any(append.identity is not None for append in appends):
+            return self._begin_once(appends)
+        return asyncio.gather(*self._begun(appends))
+
+    def _begun(
+        self, appends: Sequence[Append], settled: Sequence[asyncio.Future[Appended]] = ()
+    ) -> list[asyncio.Future[Appended]]:
+        for append in appends:
+            if append.light is not None:
+                raise NoLightQueues("the partition is on a Kafka cluster, which has no light queues")
+        self._check_served(appends)
+        own = [_marked(append) for append in appends]
+        size = sum(len(append.batch) for append in own)
         if self._waiting_bytes and self._waiting_bytes + size > WAITING_BYTES_MAX:
             raise Overloaded(f"{self._waiting_bytes} bytes wait for broker {self._name}; at most {WAITING_BYTES_MAX}")
+        begun = []
+        for number, append in enumerate(own):
+            self._waiting_bytes += len(append.batch)
+            begun.append(self._writers[append.queue].begin(append, settled[number] if settled else None))
+        return begun
+
+    def _begin_once(self, appends: Sequence[Append]) -> asyncio.Future[list[Appended]]:
+        """Append batches with identities, if none is known; begun on return when all is new."""
+        self._check_served(appends)
+        new = self._resolved(appends)
+        if not self._repeats.in_flight(new):
+            try:
+                return self._begin_new(appends, new)
+            except AlreadyStored:
+                pass  # said by the answer
+        return asyncio.ensure_future(self._append_once(appends))
+
+    async def _append_once(self, appends: Sequence[Append]) -> list[Appended]:
+        """As `_begin_once`; equal batches that are under way are waited for."""
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + GIVE_UP_S
+        new = self._resolved(appends)
+        while waiters := self._repeats.in_flight(new):
+            _, pending = await asyncio.wait(waiters, timeout=max(0.0, until_s - loop.time()))
+            if pending:
+                raise AnswerLost(f"broker {self._name}: it is not known yet what became of an equal send")
+            new = self._resolved(appends)
+        self._check_served(appends)  # who serves the partition now knows all of it
+        return await self._begin_new(appends, new)
+
+    def _resolved(self, appends: Sequence[Append]) -> Sequence[Append]:
+        """The same for the partitions, whatever their tenures are."""
+        keyed = [replace(append, queue=partition_of(append.queue)) for append in appends]
+        return self._repeats.resolved(keyed, self._clock.now_ms())
+
+    def _check_served(self, appends: Sequence[Append]) -> None:
         for append in appends:
-            _check(append)
             if not self.serves(append.queue):
                 raise SealedQueue(f"queue {append.queue} of {self._name} is not served here, or not any more")
-        begun = []
-        for append in appends:
-            self._waiting_bytes += len(append.batch)
-            begun.append(self._writers[append.queue].begin(append))
+
+    def _begin_new(self, appends: Sequence[Append], new: Sequence[Append]) -> asyncio.Future[list[Appended]]:
+        self._repeats.refuse_known(new, self._clock.now_ms())
+        settled: list[asyncio.Future[Appended]] = [asyncio.get_running_loop().create_future() for _ in new]
+        begun = self._begun(
+            [replace(own, identity=one.identity) for own, one in zip(appends, new, strict=True)], settled
+        )
+        self._repeats.begin(new, asyncio.gather(*settled))
         return asyncio.gather(*begun)
 
     def _free(self, size: int) -> None:
         self._waiting_bytes -= size
 
     async def schedule(self, append: Append, *, acks: Acks, keys: Sequence[bytes | None] = ()) -> Appended:
-        """See `Broker.schedule`. Refused: BrokerLacks."""
-        raise BrokerLacks("the partition is on a Kafka cluster, which takes no delayed records yet")
+        """See `Broker.schedule`: by the own timer. Raises BrokerLacks for records with ids."""
+        if append.identity is not None:
+            raise BrokerLacks(
+                "the partition is on a Kafka cluster, where repeated sends of delayed records are not recognised yet:"
+                " send them without msg_id, Idempotency-Key and producer"
+            )
+        return await self._timer.schedule(append, acks=acks, keys=keys)
 
     # ---- reads -----------------------------------------------------------------------------------------------------
 
@@ -419,12 +644,23 @@ class KafkaBroker:
         return end
 
     async def export_ids(self, queue: QueueKey, *, into: QueueKey, shift: int, since: int) -> ExportedIds:
-        """See `Broker.export_ids`: there are none."""
-        return ExportedIds(b"", since, True)
+        """See `Broker.export_ids`. Of an open tenure that another node serves nothing, until it is sealed."""
+        is_sealed = self._end_of(queue, self._place(queue)) is not None
+        if is_sealed:
+            await self._recall(queue)
+        elif self._repeats.known_until(queue) is None:
+            return ExportedIds(b"", since, is_last=True)
+        now_ms = self._clock.now_ms()
+        return self._repeats.export(queue, into=into, since=since, is_sealed=is_sealed, now_ms=now_ms)
 
     async def import_ids(self, content: bytes) -> None:
-        """See `Broker.import_ids`. Refused: BrokerLacks."""
-        raise BrokerLacks("a Kafka cluster remembers no ids of sends yet")
+        """See `Broker.import_ids`: a record of its own in the Kafka partition, which the fence of the next tenure
+        names. Raises TooManyIds, BrokerUnreachable."""
+        part = self._repeats.decoded(content, self._clock.now_ms())
+        queue = next(iter(part.producers))[1] if part.rows is None else unpacked_queue(part.rows.queues[0])
+        topic_id, partition = partition_of(queue)
+        at = await self._put_part(self.kafka_topic(topic_id), partition, content)
+        self._repeats.told(queue, part, at=at)
 
     async def expire_queue(self, queue: QueueKey, before_offset: int) -> None:
         """See `Broker.expire_queue`."""
@@ -442,17 +678,14 @@ class KafkaBroker:
         return BrokerUnreachable(f"broker {self._name}: {error}")
 
 
-def _check(append: Append) -> None:
-    """Raises BrokerLacks, NoLightQueues for what no tenure on Kafka can keep yet."""
-    if append.light is not None:
-        raise NoLightQueues("the partition is on a Kafka cluster, which has no light queues")
-    if append.identity is not None:
-        raise BrokerLacks(
-            "the partition is on a Kafka cluster, where repeated sends are not recognised yet: send without msg_id,"
-            " Idempotency-Key and producer, and with enable.idempotence=false"
-        )
-    if append.delays or append.sources:
-        raise BrokerLacks("the partition is on a Kafka cluster, which takes no delayed records yet")
+def _marked(append: Append) -> Append:
+    """The append as it goes to Kafka: with its identity in it. A batch that looks as if it had one gets an empty one,
+    which is taken off again. Raises RecordTooLarge."""
+    identity = append.identity
+    if identity is None and not record_batch.is_marked(append.batch, MARK):
+        return append
+    blocks = b"" if identity is None else encode_identity(identity)
+    return replace(append, batch=record_batch.marked(append.batch, MARK, blocks))
 
 
 def _seen(batch: memoryview, fence: Fence) -> Batch:
@@ -460,7 +693,7 @@ def _seen(batch: memoryview, fence: Fence) -> Batch:
     base_offset, next_offset = record_batch.offsets_of(batch)
     producer_id, epoch, first = record_batch.numbers_of(batch)
     is_own = (producer_id, epoch) == (fence.producer_id, fence.epoch) and record_batch.is_of_records(batch)
-    is_fence = first == 0 and next_offset == base_offset + 1 and is_own and _is_fence(batch)
+    is_fence = first < FENCES and next_offset == base_offset + 1 and is_own and _is_fence(batch)
     return Batch(base_offset, next_offset - base_offset, epoch if is_own and not is_fence else None)
 
 
@@ -474,7 +707,10 @@ def _entry(queue: QueueKey, topic: str, batch: memoryview) -> Entry:
     base_offset, next_offset = record_batch.offsets_of(batch)
     try:
         whole = record_batch.undated(batch)
-    except MalformedBatch as error:
+        blocks = record_batch.mark_of(whole, MARK)
+        identity = decode_identity(blocks, next_offset - base_offset) if blocks else None
+        whole = record_batch.unmarked(whole, MARK)
+    except (MalformedBatch, RecordTooLarge, IndexError, KeyError, StructError) as error:
         raise Corrupt(f"a batch of topic {topic} that Kafka has", base_offset, str(error)) from error
     return Entry(
         position=base_offset,
@@ -486,4 +722,5 @@ def _entry(queue: QueueKey, topic: str, batch: memoryview) -> Entry:
         store_time_ms=record_batch.max_timestamp_ms(batch),
         json_values=False,
         batch=memoryview(whole),
+        identity=identity,
     )

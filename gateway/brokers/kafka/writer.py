@@ -49,19 +49,26 @@ SEQUENCES = 1 << 31
 FENCE_HEADER = "mq-fence"
 
 
-def fence_batch(producer_id: int, epoch: int, time_ms: int) -> bytes:
-    """The batch that says that an epoch of a producer has begun: a record that is none of a user's."""
-    batch = record_batch.encode([record_batch.Record(None, None, time_ms, [(FENCE_HEADER, None)])])
-    return bytes(record_batch.numbered(batch, producer_id, epoch, 0))
+FENCES = 2
+"""Batches of an epoch before the first one of a user's: what seals the tenure before, and what opens its own."""
+
+
+def fence_batch(producer_id: int, epoch: int, time_ms: int, *, opening: bytes | None = None) -> bytes:
+    """The batch that says that an epoch of a producer has begun, or, with a value, that its tenure is open: a record
+    that is none of a user's."""
+    batch = record_batch.encode([record_batch.Record(None, opening, time_ms, [(FENCE_HEADER, None)])])
+    return bytes(record_batch.numbered(batch, producer_id, epoch, 0 if opening is None else 1))
 
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """One batch of a caller. `sent`, `batch`: since it was first sent."""
+    """One batch of a caller. `sent`, `batch`: since it was first sent. `done`: what its caller is told, who does not
+    wait for ever; `settled`: what became of it."""
 
     append: Append
     done: asyncio.Future[Appended]
     since_s: float
+    settled: asyncio.Future[Appended] | None = None
     sent: Sent | None = None
     batch: bytes = b""
     stored: Stored | None = None
@@ -79,18 +86,21 @@ class Writer:
         producer_id: int,
         epoch: int,
         start: int,
+        on_acknowledged: Callable[[Append, Appended], None],
         on_stored: Callable[[int], None],
         on_doubt: Callable[[], None],
         on_freed: Callable[[int], None],
     ) -> None:
-        """`start`: the offset behind the fence of this producer and epoch. `on_freed` gets the bytes of each batch that
+        """`start`: the offset behind the fences of this producer and epoch. `on_acknowledged` is called before anyone
+        hears of a batch, also when its caller waits no more. `on_freed` gets the bytes of each batch that
         is held no more."""
         self._kafka = kafka
         self._topic, self._partition = topic, partition
         self._producer_id, self._epoch = producer_id, epoch
         self._tenure: Tenure[_Call] = Tenure(start)
-        self._sequence = 1  # behind the fence
+        self._sequence = FENCES
         self._next_offset = start
+        self._on_acknowledged = on_acknowledged
         self._on_stored, self._on_doubt, self._on_freed = on_stored, on_doubt, on_freed
         self._waiting: deque[_Call] = deque()
         self._sent: list[_Call] = []  # not known to be stored
@@ -110,12 +120,13 @@ class Writer:
         """Whether appends are taken."""
         return not self._is_closed and not self.is_in_doubt
 
-    def begin(self, append: Append) -> asyncio.Future[Appended]:
-        """Append a batch behind those before. Raises SealedQueue."""
+    def begin(self, append: Append, settled: asyncio.Future[Appended] | None = None) -> asyncio.Future[Appended]:
+        """Append a batch behind those before. The answer may be that it is not known what became of it, and comes soon;
+        `settled` is told when that is known, or the tenure is over. Raises SealedQueue."""
         if not self.is_serving:
             raise SealedQueue(f"partition {self._partition} of {self._topic} is being taken over")
         loop = asyncio.get_running_loop()
-        call = _Call(append, loop.create_future(), loop.time())
+        call = _Call(append, loop.create_future(), loop.time(), settled)
         self._waiting.append(call)
         if self._running is None or self._running.done():
             self._running = asyncio.create_task(self._run(), name=f"appends to {self._topic}/{self._partition}")
@@ -224,8 +235,11 @@ class Writer:
             offset, time_ms = call.stored
             self.end = offset + call.append.record_count
             self._on_freed(len(call.append.batch))
-            if not call.done.done():
-                call.done.set_result(Appended(offset, offset, time_ms, Acks.FLUSHED))
+            appended = Appended(offset, offset, time_ms, Acks.FLUSHED)
+            self._on_acknowledged(call.append, appended)
+            for told in (call.settled, call.done):
+                if told is not None and not told.done():
+                    told.set_result(appended)
         if ready:
             self._on_stored(self.end)
 
@@ -250,5 +264,6 @@ class Writer:
 
     def _fail(self, call: _Call, error: StoreError) -> None:
         self._on_freed(len(call.append.batch))
-        if not call.done.done():
-            call.done.set_exception(error)
+        for told in (call.settled, call.done):
+            if told is not None and not told.done():
+                told.set_exception(error)

@@ -19,11 +19,12 @@ from gateway.brokers.kafka.broker import KafkaBroker
 from gateway.cluster import mover as moving
 from gateway.cluster.mover import Known, MoveConflict, key_of
 from gateway.cluster.record import decode
+from gateway.routing.base import place_of
 from store import record_batch
-from store.errors import BrokerLacks, SealedQueue
+from store.errors import AlreadyStored, BrokerLacks, SealedQueue
 from store.record_batch import Record
-from store.types import ID_BYTES, Acks, Append, Identity, QueueKey
-from tests.gateway.brokers.kafka.fake import FakeKafka, strangers_batch
+from store.types import ID_BYTES, Acks, Append, Identity, QueueKey, RecordNumbers
+from tests.gateway.brokers.kafka.fake import FakeKafka, new_repeats, strangers_batch
 from tests.gateway.cluster.nodes import NAMES, TOPIC, Cluster, settle
 
 SEEDS = [*range(4), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(4, 40))]
@@ -35,7 +36,9 @@ class KafkaCluster(Cluster):
     def __init__(self) -> None:
         super().__init__()
         self.kafka = FakeKafka()
+        self.kafka.clock = self.clock
         self.known: dict[str, KafkaBroker] = {}
+        self.beside: dict[str, Beside] = {}
 
     def made(self, name: str) -> KafkaBroker:
         if name not in self.known:
@@ -43,6 +46,7 @@ class KafkaCluster(Cluster):
                 "kafka1", self.kafka, self.clock, prefix="",
                 topic_of=lambda topic_id: self.nodes[name].routes.by_id(topic_id),
                 retention_ms_of=lambda _: -1, on_doubt=lambda: None,
+                repeats=new_repeats(), timer=self.nodes[name].broker,
             )  # fmt: skip
         return self.known[name]
 
@@ -50,14 +54,18 @@ class KafkaCluster(Cluster):
         if name == "kafka1":
             return self.made(seen_from)
         own = super().broker_named(name, seen_from)
-        return own if name == seen_from else Beside(own, [self.made(name)])
+        if name == seen_from:
+            return own
+        made = self.made(name)
+        if name not in self.beside or made not in self.beside[name]._kafka:
+            self.beside[name] = Beside(own, [made])
+        return self.beside[name]
 
     def restart(self, name: str) -> None:
         """A node's process has ended, and with it what it served on Kafka."""
         self.known.pop(name, None)
-        follower = self.nodes[name].follower
-        if (value := follower._values.pop(key := key_of(self.topic.topic_id, 0), None)) is not None:
-            follower._note(key, value)
+        for node in self.nodes.values():
+            node.follower.apply_all()
 
     async def move(self, via: str, to: str) -> None:
         node = self.nodes[via]
@@ -70,16 +78,26 @@ class KafkaCluster(Cluster):
         assert value is not None
         return decode(value.data)
 
-    async def sent(self, via: str, value: bytes) -> int | None:
+    async def known_away(self, name: str) -> None:
+        """What the owner of a partition on Kafka knows of it is of no use to another node."""
+        owner = (await self.record()).owner
+        if owner != name:
+            self.known.pop(name, None)
+            self.restart(name)
+
+    async def sent(self, via: str, value: bytes, identity: Identity | None = None) -> int | None:
         """The offset; None: nobody knows, or nothing was stored, as nobody takes records now."""
         node = self.nodes[via]
         segment = node.routes.writable(TOPIC, 0)
         batch = record_batch.encode([Record(None, value, self.clock.now_ms())])
-        append = Append(queue=segment.queue, batch=batch, record_count=1)
+        append = Append(queue=segment.queue, batch=batch, record_count=1, identity=identity)
         try:
             [appended] = await segment.broker.append([append], acks=Acks.FLUSHED)
         except (SealedQueue, AnswerLost, BrokerUnreachable):
             return None
+        except AlreadyStored as known:
+            _, offset = place_of(node.routes, TOPIC, segment.broker, known.originals[0][0])
+            return offset
         return segment.to_logical(appended.base_offset)
 
 
@@ -178,24 +196,86 @@ async def test_how_far_a_partition_is_known_is_written_down_and_an_end_is_search
     for number in range(5):
         await cluster.send("n1", b"%d" % number)
     known = await cluster.nodes["n1"].mover.verify(cluster.topic.topic_id, 0)
-    assert known.record.verified == 6
+    assert known.record.verified == 7
     assert (await cluster.nodes["n1"].mover.verify(cluster.topic.topic_id, 0)).revision == known.revision
     await cluster.send("n1", b"5")
     cluster.kafka.fetches.clear()
     await cluster.move("n2", "n2")
-    assert cluster.kafka.fetches[0][0] == 6
+    assert cluster.kafka.fetches[0][0] == 7
     assert len(await cluster.read_all("n3")) == 6
 
 
-async def test_ids_are_told_over_kafka_by_the_last_broker_that_knows_them(cluster: KafkaCluster) -> None:
-    identity = Identity(message_ids=[b"i" * ID_BYTES])
-    assert await cluster.send("n1", b"a", identity=identity) == 0
+def identity(name: bytes) -> Identity:
+    return Identity(message_ids=[name * ID_BYTES])
+
+
+def numbers(first: int) -> Identity:
+    return Identity(numbers=RecordNumbers(b"p" * ID_BYTES, 0, first, 1))
+
+
+PLACES = ["kafka1 by n1", "kafka1 by n2", "n1 by n1", "n2 by n1", "n3 by n2", "restart"]
+
+
+@pytest.mark.parametrize("second", PLACES)
+@pytest.mark.parametrize("first", PLACES)
+async def test_repeats_are_recognised_wherever_the_partition_goes(
+    cluster: KafkaCluster, first: str, second: str
+) -> None:
+    """On a node, on Kafka, and behind two further moves; by the ids, and by the numbers of a producer."""
+    assert await cluster.send("n1", b"a", identity=identity(b"a")) == 0
+    assert await cluster.send("n1", b"0", identity=numbers(0)) == 1
     await cluster.move("n1", "kafka1")
-    with pytest.raises(BrokerLacks):
-        await cluster.send("n1", b"a", identity=identity)
-    await cluster.move("n1", "n2")
-    assert await cluster.send("n1", b"a", identity=identity) == 0
-    assert await cluster.read_all("n3") == [b"a"]
+    sent = [b"a", b"0"]
+    for number, step in enumerate((first, second, ""), 1):
+        for repeated in range(number):
+            name = bytes([ord("a") + repeated])
+            assert await cluster.send("n3", name, identity=identity(name)) == 2 * repeated
+            assert await cluster.send("n2", b"%d" % repeated, identity=numbers(repeated)) == 2 * repeated + 1
+        sent += [name := bytes([ord("a") + number]), b"%d" % number]
+        assert await cluster.send("n2", name, identity=identity(name)) == 2 * number
+        assert await cluster.send("n1", b"%d" % number, identity=numbers(number)) == 2 * number + 1
+        if step == "restart":
+            owner = (await cluster.record()).owner
+            cluster.restart(owner)
+            if (await cluster.record()).open_segment.pid is not None:
+                await cluster.move(owner, "kafka1")
+        elif step:
+            to, _, via = step.partition(" by ")
+            await cluster.known_away(via)
+            await cluster.move(via, to)
+    assert await cluster.read_all("n3") == sent
+
+
+async def test_a_batch_that_belongs_to_no_tenure_is_no_original(cluster: KafkaCluster) -> None:
+    """A zombie's batch is in Kafka, and was acknowledged to nobody: its repeat is stored."""
+    await cluster.move("n1", "kafka1")
+    await cluster.send("n1", b"a")
+    await cluster.pause("n1")
+    node = cluster.nodes["n2"]
+    known = await node.mover.move(cluster.topic.topic_id, 0, "kafka1")
+    node.follower.note(cluster.topic.topic_id, 0, known)
+    cluster.kafka.forget_producers()
+    assert await cluster.sent("n1", b"late", identity(b"l")) is None
+    assert await cluster.sent("n2", b"in doubt", identity(b"d")) is None
+    await cluster.move("n3", "kafka1")
+    await settle(100)
+    assert await cluster.send("n3", b"late", identity=identity(b"l")) == 1
+    assert await cluster.send("n3", b"in doubt", identity=identity(b"d")) == 2
+    assert await cluster.read_all("n2") == [b"a", b"late", b"in doubt"]
+
+
+async def test_ids_are_forgotten_behind_the_window_and_numbers_are_not(cluster: KafkaCluster) -> None:
+    assert await cluster.send("n1", b"a", identity=identity(b"a")) == 0
+    assert await cluster.send("n1", b"0", identity=numbers(0)) == 1
+    await cluster.move("n1", "kafka1")
+    assert await cluster.send("n1", b"b", identity=identity(b"b")) == 2
+    for _ in range(3):
+        cluster.clock.step(400_000)
+        cluster.restart("n1")
+        await cluster.move("n1", "kafka1")
+        assert await cluster.send("n1", b"0", identity=numbers(0)) == 1
+    assert await cluster.send("n1", b"a", identity=identity(b"a")) == 3
+    assert await cluster.send("n1", b"b", identity=identity(b"b")) == 4
 
 
 async def test_a_producer_whose_epochs_have_run_out_is_followed_by_another(
@@ -218,7 +298,7 @@ async def test_expired_segments_on_kafka_come_off_the_chain(cluster: KafkaCluste
     await cluster.move("n1", "n2")
     await cluster.send("n1", b"c")
     await cluster.nodes["n1"].broker.expire_queue(QueueKey(cluster.topic.topic_id, 0), 1)
-    await cluster.kafka.delete_before(TOPIC, 0, 2)
+    await cluster.kafka.delete_before(TOPIC, 0, 3)
     for broker in cluster.known.values():
         broker._starts.clear()
     await cluster.nodes["n2"].mover.trim(cluster.topic.topic_id, 0)
@@ -243,11 +323,11 @@ async def test_moves_that_stop_anywhere_are_finished_and_nothing_is_lost(cluster
         what = random.random()
         if what < 0.6:
             cluster.kafka.script.extend(random.choice([[], [], ["lost"], ["dropped"], [6]]))
-            value = b"%d" % number
-            offset = await cluster.sent(random.choice(NAMES), value)
+            value = b"%d" % (number if random.random() < 0.6 else random.randrange(number + 1))  # perhaps once more
+            ids = Identity(message_ids=[value.zfill(ID_BYTES)])
+            offset = await cluster.sent(random.choice(NAMES), value, ids)
             if offset is not None:
-                assert offset not in acknowledged
-                acknowledged[offset] = value
+                assert acknowledged.setdefault(offset, value) == value
             cluster.kafka.script.clear()
         elif what < 0.7:
             task = asyncio.create_task(cluster.move(random.choice(NAMES), random.choice(places)))

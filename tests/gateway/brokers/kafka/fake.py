@@ -19,8 +19,10 @@ from gateway.brokers.kafka.codes import (
     Stored,
 )
 from gateway.brokers.kafka.port import Fetched, Refused, TopicPlan, Unreached
+from gateway.brokers.kafka.repeats import Repeats
 from store import record_batch
 from store.record_batch import Record
+from tests.clock import FakeClock
 
 REPEATS_KNOWN = 5
 APPENDED_MS = 1_800_000_000_000
@@ -44,7 +46,7 @@ class Log:
     end: int = 0
     producers: dict[int, Producer] = field(default_factory=dict)
 
-    def append(self, batch: bytes) -> Outcome:
+    def append(self, batch: bytes, time_ms: int = APPENDED_MS) -> Outcome:
         """As a leader does for acks=all."""
         producer_id, epoch, first = record_batch.numbers_of(batch)
         count = record_batch.record_count(batch)
@@ -58,7 +60,7 @@ class Log:
                 if epoch == known.epoch:
                     for sequence, offset in known.recent:
                         if sequence == first:
-                            return Stored(offset, APPENDED_MS)
+                            return Stored(offset, time_ms)
                 expected = known.next_sequence if epoch == known.epoch else 0
                 if first != expected:
                     return OUT_OF_ORDER
@@ -67,9 +69,9 @@ class Log:
             known.next_sequence = first + count
             known.recent.append((first, self.end))
         offset = self.end
-        self.batches.append((offset, _dated(batch, offset)))
+        self.batches.append((offset, _dated(batch, offset, time_ms)))
         self.end += count
-        return Stored(offset, APPENDED_MS)
+        return Stored(offset, time_ms)
 
 
 class FakeKafka:
@@ -84,6 +86,7 @@ class FakeKafka:
         self.is_away = False
         self.fetches: list[tuple[int, int]] = []
         self._producer_id = 4000
+        self.clock: FakeClock | None = None
 
     def log(self, topic: str, partition: int) -> Log:
         return self.logs[topic, partition]
@@ -100,7 +103,7 @@ class FakeKafka:
             return scripted
         if (log := self.logs.get((topic, partition))) is None:
             return UNKNOWN_TOPIC
-        outcome = log.append(batch)
+        outcome = log.append(batch, APPENDED_MS if self.clock is None else self.clock.now_ms())
         return None if scripted == "lost" else outcome
 
     async def fetch(self, topic: str, partition: int, offset: int, *, max_bytes: int, wait_ms: int) -> Fetched:
@@ -124,7 +127,8 @@ class FakeKafka:
 
     async def offset_at(self, topic: str, partition: int, time_ms: int) -> int | None:
         log = self._there(topic, partition)
-        return log.start if time_ms <= APPENDED_MS and log.start < log.end else None
+        found = (offset for offset, batch in log.batches if record_batch.max_timestamp_ms(batch) >= time_ms)
+        return next((max(offset, log.start) for offset in found), None)
 
     async def make_topic(self, plan: TopicPlan) -> None:
         if self.is_away:
@@ -160,19 +164,24 @@ class FakeKafka:
         return log
 
 
+def new_repeats(window_ms: int = 600_000) -> Repeats:
+    """That knows nothing yet."""
+    return Repeats(window_ms=window_ms, ids_max=10_000, producer_expiry_ms=86_400_000, producers_max=100)
+
+
 def strangers_batch(count: int = 1) -> bytes:
     """A batch of somebody who knows nothing of mq."""
     return bytes(record_batch.encode([Record(None, b"a stranger's", 1) for _ in range(count)]))
 
 
-def _dated(batch: bytes, offset: int) -> bytes:
+def _dated(batch: bytes, offset: int, time_ms: int) -> bytes:
     """As Kafka stores it: its offset, a leader epoch, and LogAppendTime with the time of the append."""
     made = bytearray(batch)
     struct.pack_into(">q", made, 0, offset)
     struct.pack_into(">i", made, 12, 7)
     (attributes,) = struct.unpack_from(">h", made, 21)
     struct.pack_into(">h", made, 21, attributes | 0x08)
-    struct.pack_into(">q", made, record_batch.MAX_TIMESTAMP_AT, APPENDED_MS)
+    struct.pack_into(">q", made, record_batch.MAX_TIMESTAMP_AT, time_ms)
     record_batch._seal(made)
     return bytes(made)
 

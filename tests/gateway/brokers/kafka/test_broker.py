@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -16,14 +19,38 @@ from gateway.brokers.kafka import writer as writing
 from gateway.brokers.kafka.broker import Fence, KafkaBroker, Place
 from gateway.cluster.move import queue_id_for
 from store import record_batch
-from store.errors import BrokerLacks, Corrupt, NoLightQueues, Overloaded, SealedQueue, UnknownQueue
+from store.errors import (
+    AlreadyStored,
+    BrokerLacks,
+    Corrupt,
+    MalformedBatch,
+    NoLightQueues,
+    Overloaded,
+    SealedQueue,
+    SequenceGap,
+    UnknownQueue,
+)
 from store.record_batch import Record
-from store.types import Acks, Append, Boundary, Bounds, Delay, Identity, QueueKey, ReadStatus
+from store.topics import TIMER_QUEUE
+from store.types import (
+    ID_BYTES,
+    Acks,
+    Append,
+    Appended,
+    Boundary,
+    Bounds,
+    Delay,
+    Identity,
+    QueueKey,
+    ReadStatus,
+    RecordNumbers,
+)
 from tests.clock import FakeClock
-from tests.gateway.brokers.kafka.fake import APPENDED_MS, FakeKafka, strangers_batch
+from tests.gateway.brokers.kafka.fake import APPENDED_MS, FakeKafka, new_repeats, strangers_batch
 
 TOPIC_ID = 16
 NEVER_MS = -1
+IDENTITY = Identity(message_ids=[b"a" * ID_BYTES, b"b" * ID_BYTES])
 
 
 @dataclass
@@ -38,9 +65,11 @@ class World:
     def __init__(self, kafka: FakeKafka | None = None) -> None:
         self.kafka = kafka or FakeKafka()
         self.doubts = 0
+        self.scheduled: list[Append] = []
         self.broker = KafkaBroker(
             "kafka1", self.kafka, FakeClock(), prefix="mq.",
             topic_of=self._topic_of, retention_ms_of=lambda _: NEVER_MS, on_doubt=self._doubt,
+            repeats=new_repeats(), timer=self,
         )  # fmt: skip
 
     def _topic_of(self, topic_id: int) -> Topic:
@@ -51,11 +80,16 @@ class World:
     def _doubt(self) -> None:
         self.doubts += 1
 
+    async def schedule(self, append: Append, *, acks: Acks, keys: Sequence[bytes | None] = ()) -> Appended:
+        self.scheduled.append(append)
+        return Appended(8, 0, 1, acks)
+
     async def open(self, epoch: int) -> tuple[QueueKey, Place]:
         queue = QueueKey(TOPIC_ID, queue_id_for(0, epoch))
         await self.broker.create_queue(queue)
         fence = Fence(4001, epoch)
-        start = await self.broker.fence("mq.orders", 0, fence) + 1
+        await self.broker.fence("mq.orders", 0, fence)
+        start = await self.broker.open(queue, "mq.orders", 0, fence)
         place = Place("mq.orders", 0, fence, start, None)
         self.broker.serve(queue, place)
         return queue, place
@@ -89,14 +123,14 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_records_are_read_back_as_they_were_sent_with_their_own_times() -> None:
     world = World()
     queue, place = await world.open(1)
-    assert await world.send(queue, b"a", b"b") == place.start == 1
+    assert await world.send(queue, b"a", b"b") == place.start == 2
     await world.send(queue, b"c")
-    assert await world.read_all(queue, 1) == [(1, b"a"), (2, b"b"), (3, b"c")]
-    assert await world.read_all(queue, 2) == [(2, b"b"), (3, b"c")]
-    result = await world.broker.read(queue, 1, max_bytes=1000)
+    assert await world.read_all(queue, 2) == [(2, b"a"), (3, b"b"), (4, b"c")]
+    assert await world.read_all(queue, 3) == [(3, b"b"), (4, b"c")]
+    result = await world.broker.read(queue, 2, max_bytes=1000)
     assert [entry.store_time_ms for entry in result.entries] == [APPENDED_MS] * 2
     assert [record.timestamp for record in record_batch.decode(result.entries[0].batch)] == [1_000, 1_001]
-    assert (result.status, result.min_offset, result.max_offset) == (ReadStatus.FOUND, 1, 4)
+    assert (result.status, result.min_offset, result.max_offset) == (ReadStatus.FOUND, 2, 5)
 
 
 async def test_a_read_has_its_bytes_but_one_entry_and_nothing_behind_its_end() -> None:
@@ -104,13 +138,13 @@ async def test_a_read_has_its_bytes_but_one_entry_and_nothing_behind_its_end() -
     queue, _ = await world.open(1)
     for value in (b"a", b"b", b"c"):
         await world.send(queue, value)
-    size = (await world.broker.read(queue, 1, max_bytes=1)).entries[0].size
-    counts = [len((await world.broker.read(queue, 1, max_bytes=n)).entries) for n in (1, 2 * size - 1, 2 * size)]
+    size = (await world.broker.read(queue, 2, max_bytes=1)).entries[0].size
+    counts = [len((await world.broker.read(queue, 2, max_bytes=n)).entries) for n in (1, 2 * size - 1, 2 * size)]
     assert counts == [1, 1, 2]
-    assert len((await world.broker.read(queue, 1, max_bytes=1000, end_offset=3)).entries) == 2
-    assert (await world.broker.read(queue, 0, max_bytes=1)).status is ReadStatus.TOO_SMALL
-    assert (await world.broker.read(queue, 4, max_bytes=1)).status is ReadStatus.AT_END
-    assert (await world.broker.read(queue, 5, max_bytes=1)).status is ReadStatus.TOO_LARGE
+    assert len((await world.broker.read(queue, 2, max_bytes=1000, end_offset=4)).entries) == 2
+    assert (await world.broker.read(queue, 1, max_bytes=1)).status is ReadStatus.TOO_SMALL
+    assert (await world.broker.read(queue, 5, max_bytes=1)).status is ReadStatus.AT_END
+    assert (await world.broker.read(queue, 6, max_bytes=1)).status is ReadStatus.TOO_LARGE
 
 
 async def test_a_tenure_ends_at_the_fence_of_the_next_one_or_before_a_stranger() -> None:
@@ -118,13 +152,13 @@ async def test_a_tenure_ends_at_the_fence_of_the_next_one_or_before_a_stranger()
     queue, place = await world.open(1)
     await world.send(queue, b"a", b"b")
     fence = await world.broker.fence("mq.orders", 0, Fence(4001, 2))
-    assert fence == 3
-    assert await world.broker.own_end(place, since=place.start, until=fence) == 3
+    assert fence == 4
+    assert await world.broker.own_end(place, since=place.start, until=fence) == 4
     world.kafka.log("mq.orders", 0).append(strangers_batch())
     later = await world.broker.fence("mq.orders", 0, Fence(4001, 3))
-    assert await world.broker.own_end(place, since=place.start, until=later) == 3
-    second = Place("mq.orders", 0, Fence(4001, 2), 4, None)
-    assert await world.broker.own_end(second, since=4, until=later) == 4
+    assert await world.broker.own_end(place, since=place.start, until=later) == 4
+    second = Place("mq.orders", 0, Fence(4001, 2), 5, None)
+    assert await world.broker.own_end(second, since=5, until=later) == 5
 
 
 async def test_a_fence_that_is_said_again_is_where_it_was_and_an_older_one_is_refused() -> None:
@@ -154,8 +188,8 @@ async def test_an_older_owner_that_lives_on_acknowledges_nothing_and_its_batches
         await owner.send(new_queue, b"b")  # it sees that something lies where its batch should
     assert owner.doubts == 1
     fence = await owner.broker.fence("mq.orders", 0, Fence(4001, 3))
-    assert await owner.broker.own_end(old, since=1, until=2) == 2
-    assert await owner.broker.own_end(Place("mq.orders", 0, Fence(4001, 2), 3, None), since=3, until=fence) == 3
+    assert await owner.broker.own_end(old, since=2, until=3) == 3
+    assert await owner.broker.own_end(Place("mq.orders", 0, Fence(4001, 2), 5, None), since=5, until=fence) == 5
 
 
 async def test_a_tenure_that_is_over_is_read_to_its_end_by_whoever_knows_it() -> None:
@@ -166,10 +200,10 @@ async def test_a_tenure_that_is_over_is_read_to_its_end_by_whoever_knows_it() ->
     other.broker.know(queue, place)
     with pytest.raises(BrokerUnreachable):
         await other.broker.bounds(queue)
-    other.broker.know(queue, replace(place, end=3))
-    assert await other.broker.bounds(queue) == Bounds(1, 3)
-    assert await other.broker.seal_queue(queue) == 3
-    assert await other.read_all(queue, 1) == [(1, b"a"), (2, b"b")]
+    other.broker.know(queue, replace(place, end=4))
+    assert await other.broker.bounds(queue) == Bounds(2, 4)
+    assert await other.broker.seal_queue(queue) == 4
+    assert await other.read_all(queue, 2) == [(2, b"a"), (3, b"b")]
     with pytest.raises(SealedQueue):
         await other.send(queue, b"c")
     with pytest.raises(Overloaded):
@@ -183,13 +217,13 @@ async def test_what_kafka_has_lost_is_an_error_and_never_skipped() -> None:
     queue, _ = await world.open(1)
     await world.send(queue, b"a")
     log = world.kafka.log("mq.orders", 0)
-    del log.batches[1:]
-    log.end = 1
+    del log.batches[2:]
+    log.end = 2
     with pytest.raises(BrokerUnreachable):
-        await world.broker.read(queue, 1, max_bytes=100)
-    log.end = 0
+        await world.broker.read(queue, 2, max_bytes=100)
+    log.end = 1
     with pytest.raises(Corrupt):
-        await world.broker.read(queue, 1, max_bytes=100)
+        await world.broker.read(queue, 2, max_bytes=100)
 
 
 async def test_a_batch_whose_bytes_have_changed_is_not_served() -> None:
@@ -197,10 +231,10 @@ async def test_a_batch_whose_bytes_have_changed_is_not_served() -> None:
     queue, _ = await world.open(1)
     await world.send(queue, b"a")
     log = world.kafka.log("mq.orders", 0)
-    offset, batch = log.batches[1]
-    log.batches[1] = offset, batch[:-2] + bytes([batch[-2] ^ 1, batch[-1]])
+    offset, batch = log.batches[2]
+    log.batches[2] = offset, batch[:-2] + bytes([batch[-2] ^ 1, batch[-1]])
     with pytest.raises(Corrupt):
-        await world.broker.read(queue, 1, max_bytes=100)
+        await world.broker.read(queue, 2, max_bytes=100)
 
 
 async def test_expired_records_are_given_up_and_times_are_those_of_the_append() -> None:
@@ -209,14 +243,14 @@ async def test_expired_records_are_given_up_and_times_are_those_of_the_append() 
     for value in (b"a", b"b", b"c"):
         await world.send(queue, value)
     find = world.broker.offset_for_time
-    assert await find(queue, APPENDED_MS, Boundary.LOWER) == 1
-    assert await find(queue, APPENDED_MS + 1, Boundary.LOWER) == 4
-    assert await find(queue, APPENDED_MS, Boundary.UPPER) == 3
-    assert await find(queue, 0, Boundary.DATED) == 1
-    await world.broker.expire_queue(queue, 3)
-    assert await world.broker.first_kept(queue) == 3
-    assert (await world.broker.read(queue, 1, max_bytes=100)).status is ReadStatus.TOO_SMALL
-    assert await world.read_all(queue, 3) == [(3, b"c")]
+    assert await find(queue, APPENDED_MS, Boundary.LOWER) == 2
+    assert await find(queue, APPENDED_MS + 1, Boundary.LOWER) == 5
+    assert await find(queue, APPENDED_MS, Boundary.UPPER) == 4
+    assert await find(queue, 0, Boundary.DATED) == 2
+    await world.broker.expire_queue(queue, 4)
+    assert await world.broker.first_kept(queue) == 4
+    assert (await world.broker.read(queue, 2, max_bytes=100)).status is ReadStatus.TOO_SMALL
+    assert await world.read_all(queue, 4) == [(4, b"c")]
 
 
 async def test_who_watches_a_topic_is_told_of_ends_and_that_it_is_gone() -> None:
@@ -226,29 +260,88 @@ async def test_who_watches_a_topic_is_told_of_ends_and_that_it_is_gone() -> None
     forget = world.broker.watch(TOPIC_ID, lambda ends: told.append(dict(ends)))
     await world.send(queue, b"a")
     world.broker.forget_topic(TOPIC_ID)
-    assert told == [{queue: 2}, {}]
+    assert told == [{queue: 3}, {}]
     forget()
     assert not world.broker.serves(queue)
 
 
-async def test_what_cannot_be_kept_on_kafka_yet_is_refused_before_anything_is_stored() -> None:
+async def test_what_cannot_be_kept_on_kafka_is_refused_before_anything_is_stored() -> None:
     world = World()
     queue, _ = await world.open(1)
-    batch = record_batch.encode([Record(None, b"a", 1)])
-    plain = Append(queue=queue, batch=batch, record_count=1)
-    for refused in (
-        replace(plain, identity=Identity(message_ids=[bytes(16)])),
-        replace(plain, delays=[Delay(1, TOPIC_ID, 0)]),
-    ):
-        with pytest.raises(BrokerLacks):
-            world.broker.begin_append([plain, refused], acks=Acks.FLUSHED)
+    plain = Append(queue=queue, batch=record_batch.encode([Record(None, b"a", 1)]), record_count=1)
     with pytest.raises(NoLightQueues):
-        world.broker.begin_append([replace(plain, light=object())], acks=Acks.FLUSHED)  # type: ignore[arg-type]
+        world.broker.begin_append([plain, replace(plain, light=object())], acks=Acks.FLUSHED)  # type: ignore[arg-type]
+    delayed = replace(plain, queue=TIMER_QUEUE, delays=[Delay(1, TOPIC_ID, 0)])
     with pytest.raises(BrokerLacks):
-        await world.broker.schedule(plain, acks=Acks.FLUSHED)
-    with pytest.raises(BrokerLacks):
+        await world.broker.schedule(replace(delayed, identity=IDENTITY), acks=Acks.FLUSHED)
+    with pytest.raises(MalformedBatch):
         await world.broker.import_ids(b"x")
-    assert world.kafka.log("mq.orders", 0).end == 1
+    assert world.kafka.log("mq.orders", 0).end == 2
+    assert world.scheduled == []
+    await world.broker.schedule(delayed, acks=Acks.FLUSHED)
+    assert world.scheduled == [delayed], "the owner's own timer has it"
+
+
+def sent_by(queue: QueueKey, identity: Identity | None, *values: bytes, **more: Any) -> Append:
+    batch = record_batch.encode([Record(None, value, 1_000, more.get("headers", ())) for value in values])
+    return Append(queue=queue, batch=batch, record_count=len(values), identity=identity)
+
+
+def numbered(first: int, count: int = 1, epoch: int = 0) -> Identity:
+    return Identity(numbers=RecordNumbers(b"p" * ID_BYTES, epoch, first, count))
+
+
+async def offset_of_original(world: World, append: Append) -> int | None:
+    with pytest.raises(AlreadyStored) as known:
+        await world.broker.append([append], acks=Acks.FLUSHED)
+    [found] = known.value.originals
+    assert found[0].queue == QueueKey(TOPIC_ID, 0)
+    assert found[0].is_moved, "said in offsets of the partition"
+    return found[0].offset
+
+
+async def test_a_repeated_send_is_recognised_and_its_ids_are_seen_by_no_reader() -> None:
+    world = World()
+    queue, place = await world.open(1)
+    headers = [("mq-ids", b"a user's own"), ("h", b"1")]
+    append = sent_by(queue, IDENTITY, b"a", b"b", headers=headers)
+    [stored] = await world.broker.append([append], acks=Acks.FLUSHED)
+    await world.broker.append([sent_by(queue, None, b"c", headers=headers)], acks=Acks.FLUSHED)
+    assert await offset_of_original(world, append) == stored.base_offset == place.start
+    found = (await world.broker.read(queue, place.start, max_bytes=9_000)).entries
+    assert [list(record.headers) for entry in found for record in record_batch.decode(entry.batch)] == [headers] * 3
+    assert world.kafka.log("mq.orders", 0).end == place.start + 3
+
+
+async def test_of_equal_sends_at_the_same_time_one_is_stored_also_when_its_caller_is_told_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(writing, "GIVE_UP_S", 0.02)
+    monkeypatch.setattr(module, "GIVE_UP_S", 0.02)
+    monkeypatch.setattr(writing, "PAUSE_S", 0.01)
+    world = World()
+    queue, place = await world.open(1)
+    append = sent_by(queue, IDENTITY, b"a", b"b")
+    world.kafka.is_away = True
+    outcomes = await asyncio.gather(
+        *[world.broker.append([append], acks=Acks.FLUSHED) for _ in range(3)], return_exceptions=True
+    )
+    assert [type(one) for one in outcomes] == [AnswerLost] * 3
+    world.kafka.is_away = False
+    monkeypatch.setattr(module, "GIVE_UP_S", 5.0)
+    assert await offset_of_original(world, append) == place.start
+    assert world.kafka.log("mq.orders", 0).end == place.start + 2
+
+
+async def test_batches_of_a_numbered_producer_may_be_sent_behind_each_other_and_none_twice() -> None:
+    world = World()
+    queue, place = await world.open(1)
+    appends = [sent_by(queue, numbered(number), b"%d" % number) for number in range(8)]
+    begun = [world.broker.begin_append([append], acks=Acks.FLUSHED) for append in appends]
+    assert [one.base_offset for [one] in await asyncio.gather(*begun)] == list(range(place.start, place.start + 8))
+    assert await offset_of_original(world, appends[7]) == place.start + 7
+    with pytest.raises(SequenceGap):
+        world.broker.begin_append([sent_by(queue, numbered(9), b"x")], acks=Acks.FLUSHED)
 
 
 async def test_bytes_that_wait_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,7 +389,8 @@ async def test_owners_come_and_go_while_everything_goes_wrong(random: Random) ->
             end = await after.broker.own_end(before[2], since=before[2].start, until=fence)
             chain.append((before[2], end))
             queue = QueueKey(TOPIC_ID, queue_id_for(0, epoch))
-            place = Place("mq.orders", 0, Fence(4001, epoch), fence + 1, None)
+            start = await after.broker.open(queue, "mq.orders", 0, Fence(4001, epoch))
+            place = Place("mq.orders", 0, Fence(4001, epoch), start, None)
             after.broker.serve(queue, place)
             tenures.append((after, queue, place))
     world, queue, place = tenures[-1]

@@ -26,19 +26,24 @@ class Tenure:
     def __init__(self) -> None:
         self.kafka = FakeKafka()
         self.ends: list[int] = []
+        self.acknowledged: list[tuple[Append, int]] = []
         self.doubts = 0
         self.held = 0
 
     async def open(self) -> Tenure:
         await self.kafka.make_topic(TopicPlan("orders", 1, -1))
-        [stored] = await self.kafka.produce("orders", 0, [fence_batch(4001, 3, 1)])
+        fences = [fence_batch(4001, 3, 1), fence_batch(4001, 3, 1, opening=b"{}")]
+        _, stored = await self.kafka.produce("orders", 0, fences)
         assert isinstance(stored, Stored)
         self.kafka.sent.clear()
         self.writer = Writer(
             self.kafka, "orders", 0, producer_id=4001, epoch=3, start=stored.base_offset + 1,
-            on_stored=self.ends.append, on_doubt=self._doubt, on_freed=self._free,
+            on_acknowledged=self._acknowledge, on_stored=self.ends.append, on_doubt=self._doubt, on_freed=self._free,
         )  # fmt: skip
         return self
+
+    def _acknowledge(self, append: Append, appended: Appended) -> None:
+        self.acknowledged.append((append, appended.base_offset))
 
     def _doubt(self) -> None:
         self.doubts += 1
@@ -70,10 +75,10 @@ async def tenure() -> Tenure:
 
 async def test_batches_are_stored_behind_the_fence_with_numbers_that_follow_each_other(tenure: Tenure) -> None:
     sent = [tenure.send(b"a", b"b"), tenure.send(b"c")]
-    assert [one.base_offset for one in await asyncio.gather(*sent)] == [1, 3]
+    assert [one.base_offset for one in await asyncio.gather(*sent)] == [2, 4]
     numbers = [record_batch.numbers_of(batch) for _, batch in tenure.kafka.log("orders", 0).batches]
-    assert numbers == [(4001, 3, 0), (4001, 3, 1), (4001, 3, 3)]
-    assert (tenure.ends[-1], tenure.writer.end, tenure.held) == (4, 4, 0)
+    assert numbers == [(4001, 3, 0), (4001, 3, 1), (4001, 3, 2), (4001, 3, 4)]
+    assert (tenure.ends[-1], tenure.writer.end, tenure.held) == (5, 5, 0)
 
 
 async def test_a_round_has_as_many_batches_as_kafka_recognises(tenure: Tenure) -> None:
@@ -93,8 +98,8 @@ async def test_what_was_lost_is_sent_again_with_the_same_bytes_and_stored_once(
 ) -> None:
     tenure.kafka.script.extend(script)
     sent = [tenure.send(b"%d" % number) for number in range(4)]
-    assert [one.base_offset for one in await asyncio.gather(*sent)] == [1, 2, 3, 4]
-    assert tenure.values()[1:] == [b"0", b"1", b"2", b"3"]
+    assert [one.base_offset for one in await asyncio.gather(*sent)] == [2, 3, 4, 5]
+    assert tenure.values()[2:] == [b"0", b"1", b"2", b"3"]
     first, again = tenure.kafka.sent[:2]
     assert set(again) <= set(first)
     assert (tenure.doubts, tenure.held) == (0, 0)
@@ -108,7 +113,7 @@ async def test_nothing_is_acknowledged_behind_a_strangers_batch(tenure: Tenure) 
         await lost
     with pytest.raises(AnswerLost):
         await later
-    assert (tenure.doubts, tenure.writer.end, tenure.held) == (1, 2, 0)
+    assert (tenure.doubts, tenure.writer.end, tenure.held) == (1, 3, 0)
     with pytest.raises(SealedQueue):
         tenure.send(b"d")
 
@@ -123,7 +128,7 @@ async def test_a_writer_that_was_fenced_acknowledges_nothing_though_kafka_forget
         tenure.kafka.forget_producers()
     with pytest.raises(AnswerLost):
         await tenure.send(b"b")
-    assert (b"b" in tenure.values(), tenure.doubts, tenure.writer.end) == (forgets, 1, 2)
+    assert (b"b" in tenure.values(), tenure.doubts, tenure.writer.end) == (forgets, 1, 3)
 
 
 async def test_what_was_stored_behind_a_lost_batch_is_not_left_without_an_answer(tenure: Tenure) -> None:
@@ -145,12 +150,12 @@ async def test_a_batch_that_kafka_refuses_is_refused_and_its_number_ends_the_ten
 
 
 async def test_an_expected_offset_is_that_of_the_queue(tenure: Tenure) -> None:
-    right, wrong, behind = tenure.send(b"a", expected=1), tenure.send(b"b", expected=1), tenure.send(b"c", expected=2)
-    assert (await right).base_offset == 1
+    right, wrong, behind = tenure.send(b"a", expected=2), tenure.send(b"b", expected=2), tenure.send(b"c", expected=3)
+    assert (await right).base_offset == 2
     with pytest.raises(OffsetMoved) as moved:
         await wrong
-    assert moved.value.next_offset == 2
-    assert (await behind).base_offset == 2
+    assert moved.value.next_offset == 3
+    assert (await behind).base_offset == 3
 
 
 async def test_who_waits_for_a_kafka_that_is_away_is_answered_and_what_was_sent_is_sent_on(
@@ -163,7 +168,7 @@ async def test_who_waits_for_a_kafka_that_is_away_is_answered_and_what_was_sent_
     outcomes = await asyncio.gather(*sent, return_exceptions=True)
     assert [type(one) for one in outcomes] == [AnswerLost] * IN_FLIGHT_MAX + [BrokerUnreachable]
     tenure.kafka.is_away = False
-    assert (await tenure.send(b"later")).base_offset == 1 + IN_FLIGHT_MAX
+    assert (await tenure.send(b"later")).base_offset == 2 + IN_FLIGHT_MAX
     assert tenure.held == 0
 
 
@@ -175,7 +180,7 @@ async def test_who_stops_finishes_what_is_on_its_way_and_refuses_the_rest(tenure
     outcomes = await asyncio.gather(*first, rest, return_exceptions=True)
     refused = [isinstance(one, SealedQueue) for one in outcomes]
     assert refused[-1]
-    assert len(tenure.values()) - 1 == refused.count(False)
+    assert len(tenure.values()) - 2 == refused.count(False)
     assert tenure.held == 0
 
 
@@ -192,3 +197,7 @@ def test_a_fence_is_one_record_that_says_so() -> None:
     assert record_batch.numbers_of(batch) == (4001, 3, 0)
     [record] = record_batch.decode(batch)
     assert list(record.headers) == [("mq-fence", None)]
+    assert record.value is None
+    opening = fence_batch(4001, 3, 5, opening=b"x")
+    assert record_batch.numbers_of(opening) == (4001, 3, 1)
+    assert [record.value for record in record_batch.decode(opening)] == [b"x"]
