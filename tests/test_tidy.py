@@ -95,6 +95,7 @@ TESTED_THROUGH_OTHERS = {
     "timer.key_rows": "timer/test_schedule_keys.py",
     "timer.metrics": "timer/test_service.py",
     "timer.recovery": "timer/test_crash.py",
+    "store.dedup.known": "store/dedup/test_idempotency.py",
 }
 """Modules that have no test file of their own and that no test imports, and where each is tested nevertheless: over
 HTTP, from the command line or through the module it belongs to. Words in a docstring are no test."""

@@ -1,6 +1,6 @@
 """Moves between nodes and a Kafka cluster in memory: the real mover, stores and brokers, on simulated disks.
 
-Covers gateway.cluster.mover, gateway.cluster.follower and gateway.brokers.kafka.beside.
+Covers gateway.cluster.mover, gateway.cluster.follower, gateway.brokers.kafka.beside and gateway.brokers.kafka.repeats.
 """
 
 from __future__ import annotations

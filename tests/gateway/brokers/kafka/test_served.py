@@ -107,8 +107,7 @@ class Node:
         record = {"value": value, **more}
         path = f"/topics/{TOPIC}/partitions/0"
         status, answer = await self.ask("POST", path, data=orjson.dumps({"records": [record]}), headers=headers)
-        if status == 200 and answer["offsets"][0].get("error_code") is None:
-            offset = answer["offsets"][0]["offset"]
+        if status == 200 and (offset := answer["offsets"][0].get("offset")) is not None:
             assert offset not in self.sent, "an offset is given twice"
             self.sent[offset] = value
         return status, answer
