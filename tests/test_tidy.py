@@ -23,9 +23,6 @@ ROOTS = {
 """Packages, and the directories they are imported from."""
 
 TESTED_THROUGH_OTHERS = {
-    "gateway.cluster.move_stats": "gateway/cluster/test_mover.py",
-    "gateway.main.recurring_names": "gateway/cluster/test_served.py",
-    "store.dedup.known": "store/dedup",
     "gateway.__main__": "e2e/server.py",
     "gateway.api.shapes.server": "gateway/surfaces/native/test_stats.py",
     "gateway.api.topics": "gateway/surfaces/native/test_topics.py",
@@ -48,18 +45,17 @@ TESTED_THROUGH_OTHERS = {
     "gateway.codec.topic_configs": "gateway/surfaces/native/test_topics.py",
     "gateway.groups.coordinator.light_offsets": "gateway/surfaces/ws/test_light.py",
     "gateway.main.clustering": "gateway/cluster/test_served.py",
-    "gateway.main.joined": "gateway/cluster/test_served.py",
-    "gateway.main.storeless": "gateway/main/test_workers.py",
-    "gateway.routing.light": "gateway/surfaces/native/test_light.py",
-    "gateway.surfaces.http.gathering": "gateway/cluster/test_served.py",
-    "gateway.surfaces.ws.elsewhere": "gateway/cluster/test_served.py",
     "gateway.main.group_moves": "gateway/cluster/test_served.py",
+    "gateway.main.joined": "gateway/cluster/test_served.py",
     "gateway.main.readings": "gateway/surfaces/native/test_stats.py",
     "gateway.main.recurring_names": "gateway/cluster/test_served.py",
+    "gateway.main.storeless": "gateway/main/test_workers.py",
     "gateway.main.worker": "gateway/main/test_workers.py",
     "gateway.main.worker_counts": "gateway/main/test_workers.py",
+    "gateway.routing.light": "gateway/surfaces/native/test_light.py",
     "gateway.surfaces.http.access_log": "gateway/security/test_server.py",
     "gateway.surfaces.http.fetching": "gateway/surfaces/rest_v2/test_fetch.py",
+    "gateway.surfaces.http.gathering": "gateway/cluster/test_served.py",
     "gateway.surfaces.http.light": "gateway/surfaces/ws/test_light.py",
     "gateway.surfaces.http.plain_stream": "gateway/surfaces/http/test_fast_path.py",
     "gateway.surfaces.http.reading": "gateway/surfaces/http/test_application.py",
@@ -78,6 +74,7 @@ TESTED_THROUGH_OTHERS = {
     "gateway.surfaces.rest_v3.records": "gateway/surfaces/rest_v3/test_resources.py",
     "gateway.surfaces.sse.light_stream": "gateway/surfaces/ws/test_light.py",
     "gateway.surfaces.ws.commits": "gateway/surfaces/ws/test_stream.py",
+    "gateway.surfaces.ws.elsewhere": "gateway/cluster/test_served.py",
     "gateway.surfaces.ws.feed": "gateway/surfaces/ws/test_sessions.py",
     "gateway.surfaces.ws.metrics": "gateway/surfaces/native/test_ops.py",
     "gateway.surfaces.ws.sends": "gateway/surfaces/ws/test_conformance.py",
@@ -92,10 +89,10 @@ TESTED_THROUGH_OTHERS = {
     "mq.testing.fixtures": "clients/python/test_testing.py",
     "mq.testing.recurring": "clients/python/test_behaviours.py",
     "pyspark_mq.catalog": "spark/test_batch.py",
+    "store.dedup.known": "store/dedup/test_idempotency.py",
     "timer.key_rows": "timer/test_schedule_keys.py",
     "timer.metrics": "timer/test_service.py",
     "timer.recovery": "timer/test_crash.py",
-    "store.dedup.known": "store/dedup/test_idempotency.py",
 }
 """Modules that have no test file of their own and that no test imports, and where each is tested nevertheless: over
 HTTP, from the command line or through the module it belongs to. Words in a docstring are no test."""
