@@ -21,6 +21,7 @@ from gateway.api.light import check_receives, names_begin
 from gateway.api.tasks import Tasks, stop
 from gateway.auth.access import Access, Permission
 from gateway.brokers.base import BrokerUnreachable
+from gateway.cluster.metadata import MetadataError
 from gateway.errors import LIMIT_ILLEGAL, RequestError
 from gateway.groups.machines.errors import GroupElsewhere, GroupError
 from gateway.routing.patience import AGAIN_S
@@ -44,10 +45,10 @@ from store.errors import StoreError
 log = logging.getLogger(__name__)
 
 Subscription = Reader | Stream | LightStream | Queue
-Refusal = RequestError | GroupError | StoreError
+Refusal = RequestError | GroupError | StoreError | MetadataError
 """What may end a subscription, or refuse a command, without being a fault of ours."""
 
-REFUSALS = (RequestError, GroupError, StoreError)
+REFUSALS = (RequestError, GroupError, StoreError, MetadataError)
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.api.lease import REASON_DEFAULT
+from gateway.cluster.metadata import Unavailable
 from gateway.groups.machines.errors import GroupElsewhere
 from gateway.groups.machines.progress import Start, StartTime
 from gateway.surfaces.ws.protocol import CloseCode
@@ -116,6 +117,19 @@ async def test_an_ack_whose_group_has_gone_to_another_node_is_not_refused_but_cl
             await talk.say(settle(op, message, **({"invisible_ms": 5000} if op == "extend" else {})))
             await until(lambda: talk.closed_with is CloseCode.SHUTDOWN)
         assert talk.said.empty()
+
+
+async def test_a_group_that_cannot_be_owned_while_the_metadata_is_away_is_refused_and_the_socket_stays_open() -> None:
+    async with talking({"orders": 1}) as talk:
+
+        async def away(*_: object, **__: object) -> NoReturn:
+            raise Unavailable("etcd cannot be reached")
+
+        talk.groups.receive = away  # type: ignore[method-assign, assignment]
+        await talk.ask(subscribe(**QUEUE, credit=1))
+        frame = await talk.hear()
+        assert (frame["op"], frame["error_code"]) == ("error", 50351), frame
+        assert talk.closed_with is None
 
 
 async def test_a_lease_that_is_over_gives_its_credit_back() -> None:
