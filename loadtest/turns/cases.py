@@ -535,7 +535,6 @@ def _reads() -> Iterator[Case]:
         ("v3_lags", f"/v3/clusters/CLUSTER/consumer-groups/{WIDEST}/lags"),
         ("list_topics", "/mq/v1/topics?sort=records&limit=200"), ("list_groups", "/mq/v1/groups?sort=dead&limit=200"),
         ("list_schedules", "/mq/v1/schedules?order=due&limit=200"),
-        ("group_leases", "/mq/v1/groups/q/leases?limit=200"),
         ("schedule_histogram", "/mq/v1/schedules:histogram?bounds=0,1,9999999999999"),
         ("list_routes", "/mq/v1/routes?limit=200"), ("stats", "/mq/v1/stats?points=minutes"),
     ):  # fmt: skip
@@ -564,6 +563,7 @@ def _queues() -> Iterator[Case]:
         return ", ".join(set(await asyncio.gather(*asked)))
 
     yield Case("receive", "the most records", receive(["busy"], "first"))
+    yield _request("group_leases", "of the most that were received", "GET", "/mq/v1/groups/first/leases?limit=200")
     yield Case("receive", "of the largest batch", receive(["tiny"], "second"))
     nothing = receive(["empty"], "many-0")
     yield Case("receive", "from 1,024 empty partitions", nothing, held_ms_max=LOOKED_MS_MAX)
