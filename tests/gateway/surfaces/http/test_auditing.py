@@ -16,6 +16,7 @@ from gateway.api.trail import Trail
 from gateway.auth.access import Permission
 from gateway.errors import RequestError
 from gateway.main.routes import ROUTES
+from gateway.surfaces.http.auditing import FIELDS_BYTES_MAX
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.routes import Handler, Row
 from tests import contract
@@ -205,6 +206,19 @@ async def test_names_and_details_come_from_path_query_and_body_and_nothing_else(
     assert found["group.reset"]["details"] == {"to": "earliest"}
     for text in (secret, parts.tokens["ann"], "a-cookie", "a-header", "in-the-query"):
         assert text not in everything
+
+
+async def test_of_a_long_body_its_size_is_kept_and_nothing_of_it_is_read(parts: Secured) -> None:
+    begin, end = b'{"topic_name":"new","note":"', b'"}'
+    async with audited(parts, rows_with(_done)) as (client, trail):
+        for size in (FIELDS_BYTES_MAX, FIELDS_BYTES_MAX + 1):
+            body = begin + b"x" * (size - len(begin) - len(end)) + end
+            headers = {**bearer(parts, "ann"), "Content-Type": "application/json"}
+            await client.post("/admin/topics", data=body, headers=headers)
+        short, long = await lines(trail)
+    assert short["object"] == {"topic_name": "new"}
+    assert list(short["details"]) == ["note"]  # type: ignore[call-overload]
+    assert (long["object"], long["details"]) == ({}, {"body_bytes": FIELDS_BYTES_MAX + 1})
 
 
 async def test_of_what_was_refused_only_names_are_kept(parts: Secured) -> None:
