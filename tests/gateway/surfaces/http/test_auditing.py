@@ -217,7 +217,7 @@ async def test_of_a_long_body_its_size_is_kept_and_nothing_of_it_is_read(parts: 
             await client.post("/admin/topics", data=body, headers=headers)
         short, long = await lines(trail)
     assert short["object"] == {"topic_name": "new"}
-    assert list(short["details"]) == ["note"]  # type: ignore[call-overload]
+    assert "body_bytes" not in short["details"]  # type: ignore[operator]
     assert (long["object"], long["details"]) == ({}, {"body_bytes": FIELDS_BYTES_MAX + 1})
 
 
