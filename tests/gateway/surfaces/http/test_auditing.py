@@ -209,14 +209,14 @@ async def test_names_and_details_come_from_path_query_and_body_and_nothing_else(
 
 
 async def test_of_a_long_body_its_size_is_kept_and_nothing_of_it_is_read(parts: Secured) -> None:
-    begin, end = b'{"topic_name":"new","note":"', b'"}'
+    begin, end = b'{"topic":"new","note":"', b'"}'
     async with audited(parts, rows_with(_done)) as (client, trail):
         for size in (FIELDS_BYTES_MAX, FIELDS_BYTES_MAX + 1):
             body = begin + b"x" * (size - len(begin) - len(end)) + end
             headers = {**bearer(parts, "ann"), "Content-Type": "application/json"}
-            await client.post("/admin/topics", data=body, headers=headers)
-        short, long = await lines(trail)
-    assert short["object"] == {"topic_name": "new"}
+            await client.post("/mq/v1/schedules:batch", data=body, headers=headers)
+        short, long = sorted(await lines(trail), key=lambda line: str(line["request_id"]))
+    assert short["object"] == {"topic": "new"}
     assert "body_bytes" not in short["details"]  # type: ignore[operator]
     assert (long["object"], long["details"]) == ({}, {"body_bytes": FIELDS_BYTES_MAX + 1})
 
