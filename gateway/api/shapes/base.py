@@ -133,9 +133,16 @@ def load(shape: type[AnyShape], value: object, limits: Limits) -> AnyShape:
     return _within(shape, loaded, limits)
 
 
+COMMAS_MAX = 100_000
+"""In a JSON text that is not read in steps. The largest request that is not too large has a third of it: 10,000
+partitions with a topic and an offset each. A list of 350,000 empty strings, 1 MiB, took 60 ms."""
+
+
 def load_json(shape: type[AnyShape], text: bytes, limits: Limits) -> AnyShape:
     """As `load`, of a JSON text: nothing is made of it but the struct, so what does not fit costs nothing, however
     large it is. Raises RequestError."""
+    if len(text) > COMMAS_MAX and text.count(b",") > COMMAS_MAX:
+        raise RequestError(LIMIT_ILLEGAL, f"The body has more than {COMMAS_MAX:,} commas: no request needs so many.")
     try:
         loaded = msgspec.json.decode(text, type=shape)
     except msgspec.ValidationError as error:

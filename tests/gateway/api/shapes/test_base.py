@@ -12,7 +12,21 @@ from hypothesis import strategies as st
 from jsonschema_rs import Draft202012Validator
 from msgspec import UNSET, Meta, UnsetType
 
-from gateway.api.shapes.base import Begin, Name, OpenShape, Shape, Time, chars, in_bytes, load, up_to, whole
+from gateway.api.shapes.base import (
+    COMMAS_MAX,
+    Begin,
+    Name,
+    OpenShape,
+    Shape,
+    Time,
+    chars,
+    in_bytes,
+    load,
+    load_json,
+    up_to,
+    whole,
+)
+from gateway.api.shapes.groups import AckReceipts
 from gateway.api.shapes.schema import not_null, nullable, schema_of
 from gateway.errors import RequestError
 from gateway.settings.limits import Limits
@@ -137,3 +151,9 @@ def test_what_is_taken_is_what_the_schema_allows(fields: dict[str, object]) -> N
     except RequestError:
         is_taken = False
     assert Draft202012Validator(schema_of(Sample, LIMITS)).is_valid(value) is is_taken
+
+
+def test_a_list_of_too_many_values_is_refused_before_it_is_read() -> None:
+    for commas, said in ((COMMAS_MAX, "receipts"), (COMMAS_MAX + 1, "more than 100,000 commas")):
+        with pytest.raises(RequestError, match=said):
+            load_json(AckReceipts, b'{"receipts":[%b""]}' % (b'"",' * commas), Limits())
