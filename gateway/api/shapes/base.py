@@ -142,7 +142,7 @@ def load_json(shape: type[AnyShape], text: bytes, limits: Limits) -> AnyShape:
     """As `load`, of a JSON text: nothing is made of it but the struct, so what does not fit costs nothing, however
     large it is. Raises RequestError."""
     if len(text) > COMMAS_MAX and text.count(b",") > COMMAS_MAX:
-        raise RequestError(LIMIT_ILLEGAL, f"The body has more than {COMMAS_MAX:,} commas: no request needs so many.")
+        raise RequestError(INVALID, f"The body has more than {COMMAS_MAX:,} commas: no request needs so many.")
     try:
         loaded = msgspec.json.decode(text, type=shape)
     except msgspec.ValidationError as error:
