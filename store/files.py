@@ -44,8 +44,8 @@ _RWF_NOWAIT: int = getattr(os, "RWF_NOWAIT", 0)  # Linux 4.14
 IOV_MAX = 1024  # buffers one pwritev takes (Linux UIO_MAXIOV)
 
 OUT_OF_HANDLES = frozenset((errno.EMFILE, errno.ENFILE))
-"""What `Files.open` raises when the process or the system can open no more for now. Nothing has failed: whoever tries
-again later may succeed."""
+"""What `Files.open` raises when the process or the system can open no more for now. Nothing has failed: a later call
+may succeed."""
 
 LINKS_ALLOWED = frozenset(("auth",))
 """Names in a data directory that are not the store's: files that people write, which may be links, as Kubernetes mounts

@@ -11,7 +11,7 @@ ids. Whoever asked is told when the entry is durable and all of it applied: unti
     crash                     what a restart finds
     before the append         none of them: no caller was answered
     during the append         all of the entry or, cut off as a torn tail, none
-    after it, before `apply`  all of them: whoever got no answer may ask again, and is told that the topic is there
+    after it, before `apply`  all of them: a caller without an answer may ask again, and is told that the topic is there
 """
 
 from __future__ import annotations

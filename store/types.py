@@ -189,7 +189,7 @@ class Appended(NamedTuple):
 @dataclass(slots=True)  # as Append
 class Entry:
     """One entry as read from the log, CRC checked. `batch` is a RecordBatch or a view of it, base offset patched in.
-    `raw_keys`: its topic's keys are raw (store/topics.py); the log does not say, whoever reads for a topic sets it."""
+    `raw_keys`: its topic's keys are raw (store/topics.py); the log does not say, a reader of a topic sets it."""
 
     position: int
     size: int  # bytes of the entry in the log, padding included

@@ -1,4 +1,4 @@
-"""Waiting for what must not be left half done, although whoever waits may be cancelled."""
+"""Waiting for what must not be left half done, although the waiting task may be cancelled."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def uncancelled(future: asyncio.Future[T]) -> T:
 
 
 async def to_its_end(work: Coroutine[Any, Any, T], *, undo: Callable[[T], Awaitable[None]] | None = None) -> T:
-    """Do something to its end, whoever is cancelled meanwhile; then undo it, if need be."""
+    """Do something to its end, whichever task is cancelled meanwhile; then undo it, if need be."""
     task = asyncio.create_task(work)
     try:
         return await uncancelled(task)

@@ -45,7 +45,7 @@ class Outcome(NamedTuple):
 
 
 class Changing:
-    """Changes schedules for whoever asks; any number of callers at a time."""
+    """Changes schedules for its callers; any number of callers at a time."""
 
     def __init__(self, state: TimerState, schedules: Schedules, accepting: Accepting) -> None:
         self._state = state

@@ -92,7 +92,7 @@ def check_retention(config: TimerConfig, retention_ms: int | None) -> None:
     """Raise ValueError when the log may lose a record before it is copied to the head of the log or delivered.
 
     The timer pins what it needs (`TimerService.needed_position`), so nothing would be lost; but the log would then grow
-    to the roll window whatever its retention says, and whoever set it should know. `retention_ms` None: records are
+    to the roll window whatever its retention says, and who set it should know. `retention_ms` None: records are
     kept for ever.
     """
     if retention_ms is not None and config.roll_window_ms >= retention_ms:

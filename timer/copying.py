@@ -1,7 +1,7 @@
 """A copy of what a timer alone knows, made while a server writes to it or while none does.
 
 The log says of a schedule that it was delivered only where the delivery is in the same log. Of what went to other nodes
-the read mark says it: all slots before it are done for good. So whoever restores a node of a cluster needs the
+the read mark says it: all slots before it are done for good. So who restores a node of a cluster needs the
 checkpoint, and the timer log, to which the checkpoint belongs. The checkpoint is read first: what it says of the timer
 log stays true while that grows, and units before the read mark are the only ones whose files are removed.
 

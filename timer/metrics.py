@@ -1,4 +1,4 @@
-"""What the timer counts: plain integers on one object, read by whoever publishes them."""
+"""What the timer counts: plain integers on one object, read by their publishers."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ There is no index of them; nothing is kept in memory but counts by minute. What 
     count      The counts by minute. Of a minute, or a quarter of an hour of what has rolled, in which a bound lies,
                the schedules are looked at as by due.
 
-Listing and counting wait for no delivery and yield every few hundred units: whoever draws a chart of what is pending
+Listing and counting wait for no delivery and yield every few hundred units: a chart drawn of what is pending
 every second delays no request. A lookup by id waits for the end of a go, so that its answer is final.
 
 An id that has no unit any more was delivered if the log shows its delivery, at or after its due time.

@@ -1,6 +1,6 @@
 """What runs through the server, how much waits, and what is wrong: now, over the last minutes, over the last day.
 
-Once a second the counters are read, whoever looks or not, and kept in rings of fixed size: SECONDS points a second
+Once a second the counters are read, looked at or not, and kept in rings of fixed size: SECONDS points a second
 apart and MINUTES points a minute apart, a point of a minute being the mean of its seconds. Nothing is looked through
 for it: what is read are counters, and gauges that others keep. So a page that draws all of it costs what it weighs.
 

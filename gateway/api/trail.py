@@ -1,4 +1,4 @@
-"""The trail of admin actions: handed over by the handlers that answer them, written in the background.
+"""The trail of admin actions: passed on by the handlers that answer them, written in the background.
 
 Nothing waits for the disk but the answers to the actions themselves (ring `actions`): one that has been answered is in
 the trail durably, unless the trail could not be written. The other rings are durable within GATHER_S. A disk that is
@@ -114,7 +114,7 @@ class Trail:
         )
 
     async def run(self) -> None:
-        """Write what is handed over, until cancelled; then call `close`."""
+        """Write what is passed on, until cancelled; then call `close`."""
         while True:
             await self._work.wait()
             if not self._urgent.is_set():

@@ -89,7 +89,7 @@ class Access(Protocol):
         """Whether this may be done to this topic and this group.
 
         With neither: OPERATE, AUDIT and ACCESS are about the server; any other permission is held when it is held for
-        anything at all, so whoever takes names from elsewhere asks again for each of them.
+        anything at all, so a caller that takes names from elsewhere asks again for each of them.
         """
         ...
 

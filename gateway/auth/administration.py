@@ -1,7 +1,7 @@
 """Tokens and rules changed while the server runs: the files stay the only truth, and hold from the answer on.
 
     tokens   one is made, shown once, or revoked; each change is as `mq token` makes it, under the same lock
-    rules    the file is replaced as a whole, by whoever has seen it as it is (its tag); its comments stay
+    rules    the file is replaced as a whole, by a caller that has seen it as it is (its tag); its comments stay
 
 A principal grants no more than it has: what a new token or a changed rule allows, its maker must be allowed, by one
 scope of their own that covers it, and what they are denied it must deny. To take a denial out of a rule is to grant it.

@@ -20,7 +20,7 @@ Denied unless a scope allows it; a denying scope wins over every allowing one. N
 with "%": those topics (`%RETRY%`, `%DLQ%`) are written by consumer groups, which believe the headers they find there.
 
 What a group has written is copies of records of other topics. So no scope allows to describe or receive it by its name:
-whoever may do that to the group, and to every topic that its dead letters came from, may do it to `%DLQ%group`. Where
+a caller with that right to the group, and to all topics that its dead letters came from, has it to `%DLQ%group`. Where
 that is not known, and to `%RETRY%group`, it takes the right to all topics.
 """
 
@@ -105,7 +105,7 @@ class Rights(NamedTuple):
         """Whether this may be done to this topic and this group.
 
         With neither, OPERATE, AUDIT and ACCESS are about the server; any other permission is held when it is held for
-        anything, so whoever asks that way asks again for each name that turns up.
+        anything, so a caller that asks that way asks again for each name that turns up.
         """
         if permission in _ANYBODYS:
             return True

@@ -171,7 +171,7 @@ class LocalBroker:
         await to_its_end(delete())
 
     async def _changed(self, change: Awaitable[tuple[Topic, bool]]) -> Topic:
-        """Make a change and tell the route table, also when whoever asked for it is gone: it would not hear of the
+        """Make a change and tell the route table, also when the caller is gone: it would not hear of the
         topic until a restart."""
 
         async def make() -> Topic:

@@ -175,7 +175,7 @@ def backup(
       mq backup ./data /backup/mq-tuesday --link-from /backup/mq-monday
     """
     made = copied(data, out, link_from, do_verify=do_verify, doing="backing up")
-    record(data, "backup.make", {"backup": str(out.resolve())})  # whoever reads the copy may read all records
+    record(data, "backup.make", {"backup": str(out.resolve())})  # the copy's readers can read all records
     covered = time_shown(made.began_ms)
     if as_json:
         print_json({"out": str(out), "verified": do_verify, **asdict(made)})

@@ -1,6 +1,6 @@
 """`mq token`: make, list and revoke the tokens of a server's data directory. A running server notices within a second.
 
-These commands work on the token file itself, so they ask for no token: whoever may write the data directory may.
+These commands work on the token file itself, so they ask for no token: a user who may write the data directory may.
 """
 
 from __future__ import annotations

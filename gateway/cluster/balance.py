@@ -1,6 +1,6 @@
 """Which partitions to move so that a broker has none, or its share of them. Pure.
 
-No plan is kept: it is made anew of where partitions are. So it is carried out in parts, and whoever was stopped
+No plan is kept: it is made anew of where partitions are. So it is carried out in parts, and a node that was stopped
 half way, or met another one who moved partitions, asks again.
 """
 

@@ -1,4 +1,4 @@
-"""Keeps a route table's chains as the metadata has them: whoever moves a partition, every node learns of it here.
+"""Keeps a route table's chains as the metadata has them: each node learns here of partitions that any node has moved.
 
 A record that cannot be applied (of a newer version, or on a broker that is not known here) is logged, and the chain
 stays as it was: what it still says is true, and appends to a queue that was sealed are refused there.

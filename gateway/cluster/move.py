@@ -17,7 +17,7 @@ Nothing is rolled back: to call a move off is another move. A move that was left
 whose epoch is higher, so nothing of the one that was left can be committed (the revision has changed).
 
 An embedded broker makes a queue for each epoch (`queue_id_for`) and never opens a sealed one again. So the queue is the
-fence: whoever believes in an older epoch appends to a queue that refuses him.
+fence: an owner of an older epoch appends to a queue that refuses it.
 
 A Kafka partition is used again and again. Each tenure there begins with a fence, a batch of a higher epoch of the
 partition's producer, and ends at the first batch that is not its own (gateway/brokers/kafka/). One without an

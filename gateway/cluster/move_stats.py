@@ -1,4 +1,4 @@
-"""What the moves that this node makes count: plain integers on one object, read by whoever publishes them."""
+"""What the moves that this node makes count: plain integers on one object, read by their publishers."""
 
 from __future__ import annotations
 

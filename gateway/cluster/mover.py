@@ -199,8 +199,8 @@ class Mover:
 
     async def begin(self, topic_id: int, partition: int, to: str) -> Known:
         """Have a record of a partition that has none, and that no node has a queue for: it begins on a Kafka cluster,
-        at offset 0, owned by this node, which then takes it over to serve it. Its record when there is one, of whoever
-        made it. Raises UnknownBroker, MoveConflict, and what brokers and metadata raise: then there may be none."""
+        at offset 0, owned by this node, which then takes it over to serve it. Its record when there is one, of the node
+        that made it. Raises UnknownBroker, MoveConflict, what brokers and metadata raise: then there may be none."""
         broker = self._broker_named(to)
         if not isinstance(broker, KafkaBroker):
             raise UnknownBroker(f"broker {to} is no Kafka cluster")
@@ -247,7 +247,7 @@ class Mover:
         shift = last.start - last.physical
         position = OFFSET_MAX  # a broker that is its own target knows all ids; the numbers of producers are a queue's
         if last.broker != to:
-            for segment in _before_on_same_node(begun):  # what it knows by itself, nobody has told of
+            for segment in _before_on_same_node(begun):  # what it knows by itself and was not told
                 own = queue_of(topic_id, partition, segment)
                 await _tell(source, own, target, queue, segment.start - segment.physical, 0)
             position = await _tell(source, leaving_queue, target, queue, shift, 0)
@@ -270,7 +270,7 @@ class Mover:
             assert coming is not None
             if not is_same:
                 await target.fence(coming.topic, coming.partition, coming.fence)
-            is_own = topic_id < FIRST_USER_TOPIC_ID  # whose records nobody sends again
+            is_own = topic_id < FIRST_USER_TOPIC_ID  # whose records are not sent again
             after = leaving_queue if is_same and not is_own else None
             physical = await target.open(queue, coming.topic, coming.partition, coming.fence, after=after)
             place = {

@@ -1,5 +1,5 @@
 """One node of a cluster: it follows the metadata, keeps its own topics and routes as the metadata has them, knows the
-brokers of the other nodes, and changes topics and moves partitions for whoever asks.
+brokers of the other nodes, and changes topics and moves partitions on request.
 
 All of the metadata is watched at once, so changes come in the order in which they were made: a topic before the records
 of its partitions, a broker before the chains that name it. What this node changes itself it applies at once.
@@ -106,7 +106,7 @@ from store.uncancelled import to_its_end
 log = logging.getLogger(__name__)
 
 TELL_TIMEOUT_S = 1.0
-"""How long whoever changed a topic waits for another node to look at it."""
+"""How long the changer of a topic waits for another node to look at it."""
 
 ASK_TIMEOUT_S = 5.0
 """How long another node may take to answer for a list."""
@@ -611,7 +611,7 @@ class ClusterNode:
 
     async def _set_topic(self, expected: dict[str, int], record: TopicRecord, others: dict[str, bytes]) -> bool:
         """Whether the topic is so in the metadata, and then on all nodes that are there; if not, or if that is not
-        known, whoever asks reads and decides again."""
+        known, the caller reads and decides again."""
         name, data = record.topic.name, encode_topic(record)
         try:
             revision = await self._metadata.compare_and_set(expected, {key_of_topic(name): data, **others})
@@ -941,7 +941,7 @@ class ClusterNode:
             await asyncio.sleep(RETRY_S)
 
     async def disown(self, kind: str, name: str, revision: int) -> None:
-        """Have a name belong to none, if it was this node's at a revision and nobody has written that since. Nothing
+        """Have a name belong to none, if it was this node's at a revision and it was not written since. Nothing
         of it may be in use here, nor come into use before the return. The outcome is certain, however long that takes.
         Raises Unavailable: nothing was changed."""
         key = _owner_key(kind, name)

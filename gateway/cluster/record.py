@@ -17,7 +17,7 @@ One metadata key a partition, JSON:
     physical   the queue's offset of the first record; `end` is the one behind the last, null while the segment is open
     from_ms    when the segment was opened; `to_ms`: when it was sealed
     pid        of a Kafka segment: the producer whose batches are its own, and `kepoch`, its epoch of that producer.
-               Anything else in the Kafka partition is nobody's: a fence, an older owner, a stranger
+               Anything else in the Kafka partition is none of mq's records: a fence, an older owner, a stranger
     taken      true (written only then): the partition was taken over while the segment's broker was away. `end` is an
                offset that it cannot have reached; its queue ends somewhere before
 

@@ -6,7 +6,7 @@ last one open, taken over with a fence. Clients do not see it, as no route table
 offsets of its chain, and appended to in the one tenure that this node served when it was made: never through another
 node.
 
-    an append's answer is lost    nobody knows whether the events are in the log: the tenure takes no more from then
+    an append's answer is lost    it is unknown whether the events are in the log: the tenure takes no more from then
                                   on, and the node takes the shard over anew, and reads it
     a snapshot                    is in the same log: records with the key SNAPSHOT, each a part of it, which are none
                                   of the events. The metadata says where
@@ -128,7 +128,7 @@ class ShardLog:
 
 class ShardSnapshots:
     """`gateway.brokers.event_log.Snapshots` of a shard, in its log. `verified` writes down, and answers, the physical
-    offset before which nobody looks for the end of the tenure any more; 0: it is not known, or over."""
+    offset before which the end of the tenure is not looked for any more; 0: it is not known, or over."""
 
     def __init__(
         self,

@@ -4,7 +4,7 @@ Two ways to consume in a group:
 
     stream   a member joins, is told its share of partitions, fetches them itself, commits offsets, releases what is
              revoked. A commit names member and generation and is refused from a stale owner.
-    queue    whoever asks is handed single records with a receipt each, and settles them one by one. No membership.
+    queue    a caller receives single records with a receipt each, and settles them one by one. No membership.
 
 What is durable on return is said at each method. Nothing here does I/O.
 """
@@ -275,7 +275,7 @@ class LightOffsets(Protocol):
 
     async def groups(self, prefix: str, *, after: str, count: int) -> list[tuple[str, int]]:
         """Up to `count` groups that have such offsets, by name, behind `after`, and how many each has. Goes through the
-        names of all; there may be a million, so nobody gets them at once."""
+        names of all; there may be a million, so they never come all at once."""
         ...
 
     async def forget(self, group: str, topic: str, name: str) -> None:

@@ -87,7 +87,7 @@ class Collector:
             "mq_produce_duplicate_records", "Records sent again and not stored again.", value=producer.duplicate_count
         )
         stats = self._stats
-        consumed = CounterMetricFamily("mq_consume_records", "Records handed to clients.", labels=("way",))
+        consumed = CounterMetricFamily("mq_consume_records", "Records delivered to clients.", labels=("way",))
         consumed.add_metric(("http",), stats.fetched_record_count)
         consumed.add_metric(("socket",), stats.ws_sent_message_count)
         consumed.add_metric(("kafka",), stats.kafka.fetched_record_count)

@@ -91,7 +91,7 @@ def rows_of(
     passes: Passes, own: AbstractSet[str], *, local: AbstractSet[str] = frozenset(), passed_on: PassedOn | None = None
 ) -> list[Row]:
     """The route table of a gateway that answers requests of the routes `own` by itself when it knows the topic, those
-    of `local` always, and passes all others on: whoever answers them decides who may ask."""
+    of `local` always, and passes all others on: the node that answers them decides who may ask."""
 
     async def relayed(gateway: Gateway, request: web.Request, _: bytes) -> web.StreamResponse:
         return await passes.answer(gateway, request)

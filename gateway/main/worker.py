@@ -4,7 +4,7 @@ sends and reads itself, over the store's process as its broker (gateway/cluster/
     in      from its parent's pipe, once: what it is (`Start`). The end of that pipe is its order to stop, and comes too
             when its parent is killed
     topics  asked of the store's process, which answers when they change. A topic that is not known here is asked for
-            there: whoever made one through another process may use it at once
+            there: a client that made one through another process may use it at once
     cluster a worker of a node follows the cluster's metadata itself: what is on other nodes it asks of them, not of its
             own process first. What is on its own node goes over the socket
     counts  told to the store's process each second, which adds them to its own: so they are of the whole server

@@ -200,7 +200,7 @@ RECURRING_EVENTS: EventKind[Event] = EventKind(
 
 class RecurringTable:
     """All recurring schedules, by name. Changes only through `apply`. `changed`: names whose next due time may be
-    another one; whoever looks at it empties it. `owing`: names with owed records."""
+    another one; its reader empties it. `owing`: names with owed records."""
 
     def __init__(self) -> None:
         self._by_name: dict[str, Recurring] = {}

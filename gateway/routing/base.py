@@ -115,7 +115,7 @@ class Routes(Protocol):
 
     def lacking(self, data_format: int) -> list[str]:
         """The nodes of the cluster whose program does not know a data format (store/data_format.py), by name: until
-        there is none, nobody may begin to use what it brings."""
+        there is none, nothing may begin to use what it brings."""
         ...
 
     def watch(self, topic: str, partition: int | None, wake: Callable[[], None]) -> Callable[[], None]:

@@ -68,7 +68,7 @@ class Attack:
     prepare: Prepare | None = None
     victim: Victim = DEFAULT
     keeps: Kept | None = None
-    """What the server has promised to remember for whoever did this: so much of its memory need not go back."""
+    """What the server has promised to remember for this client: so much of its memory need not go back."""
 
     timeout_s: float = 120.0
 

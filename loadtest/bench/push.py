@@ -379,7 +379,7 @@ def _beside_lines(part: Part | None) -> list[str]:
         "- *decoded*: the program gets each value as bytes. Ours: RecordBatches are decoded by this project's codec,",
         "  in Python. NATS: its own benchmark tool, in Go (`nats bench oldjs ordered`, a push consumer), or nats-py.",
         "- *parsed*: the program gets each value as an object. Ours: a frame is parsed by orjson. NATS: nats-py, each",
-        "  value parsed by orjson; `nats bench` hands out bytes and parses nothing.",
+        "  value parsed by orjson; `nats bench` returns bytes and parses nothing.",
         "",
         "*Limited by*: the process whose CPU time is 90 % of the time that passed, or more; the machine, where all",
         "processes together take that of all cores.",

@@ -1,6 +1,6 @@
 """What the connector is measured against: the cheapest Python data sources and sinks there can be.
 
-bench_memory    the rows of a topic, made once a task in memory, handed to Spark as Arrow
+bench_memory    the rows of a topic, made once a task in memory, given to Spark as Arrow
 bench_null      a sink that counts Arrow batches and throws them away
 bench_ticks     a stream of one row a micro-batch that makes no request
 """

@@ -2,7 +2,7 @@
 
 Stream mode: each user is a member that owns some partitions. Messages of a partition come without a gap from where it
 was assigned. What a member has committed never comes to it again; a record that came to a former owner and was not
-committed may. Queue mode: records are leased to whoever asks, and acked one by one. A record whose ack as a first
+committed may. Queue mode: records are leased to any caller, and acked one by one. A record whose ack as a first
 attempt was answered is no other consumer's first attempt.
 """
 

@@ -8,7 +8,7 @@ name: `_key binary`, `_offset bigint`, `_timestamp timestamp`, ...
 Values are parsed one by one: pyarrow's own JSON reader takes the interpreter down with it on some input (a value `null`
 is enough), and strangers may send anything. `orjson` does it where it is installed and the schema is flat; what it
 refuses, or would round (whole numbers beyond 64 bits), is left to the standard library, so both ways give the same. A
-column whose cells all have the class of its type is handed to Arrow as a whole; else each cell is looked at.
+column whose cells all have the class of its type goes to Arrow as a whole; else each cell is looked at.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ class KnownSends:
                 self._producers.check_room(append.queue, append.identity.producer, now_ms)
 
     def begin(self, appends: Sequence[Append], outcome: Waiter) -> None:
-        """Batches were handed to the writer: in flight until the outcome is known."""
+        """Batches went to the writer: in flight until the outcome is known."""
         ids: list[bytes] = []
         numbered: list[tuple[QueueKey, ProducerSequence]] = []
         for append in appends:

@@ -347,7 +347,7 @@ class RocksDbConsumeQueues(ConsumeQueues):
         if not self._is_rebuilding:
             try:
                 self._sweep()
-            except IndexDamaged as error:  # whoever reads there will be told
+            except IndexDamaged as error:  # its readers are told
                 log.warning("expired rows not freed error=%s", error)
         # Little is done here for each queue: there may be a hundred thousand, and the event loop stands still.
         if self._last_position < checkpoint:

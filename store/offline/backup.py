@@ -11,7 +11,7 @@ the log:
        write was over before this began; an entry that is half written lies behind it
     4  copy the log up to that end
 
-To whoever opens it the copy is what a crash leaves, with two differences: no torn tail, and no files that can be made
+To its server the copy is what a crash leaves, with two differences: no torn tail, and no files that can be made
 again from the log. Left out are the units of the index and the timer's files, which the next start builds; the index
 snapshot says so (store/index/counted.py, first position -1) and keeps the ends of partitions. `backup.json` is
 written last: a directory without it is the rest of a backup that was cut off.

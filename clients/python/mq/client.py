@@ -128,7 +128,7 @@ class Client:
         queues: Sequence[str] | None = None,
         acks: Acks | None = None,
     ) -> Sending[Receipt]:
-        """Send one record; await the receipt, which comes when the record is on disk (`acks="written"`: handed to the
+        """Send one record; await the receipt, which comes when the record is on disk (`acks="written"`: given to the
         system, which a power failure may lose).
 
         `value` and `key` are bytes, or whatever JSON can say; None is a tombstone. `delay` ("15m", seconds, timedelta)

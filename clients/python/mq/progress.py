@@ -3,7 +3,7 @@
     committed <= done <= given <= next        each is the offset of the next record in question
 
     next        records below it were received (a reader goes on there after a lost session)
-    given       … were handed to the consumer
+    given       … were given to the consumer
     done        … were worked off by it
     committed   … are known to be committed (stream)
 

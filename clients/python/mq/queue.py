@@ -1,4 +1,4 @@
-"""Queues: each message goes to whoever of the group is free, on lease, and is acked, given back or rejected by itself.
+"""Queues: each message goes to a free member of the group, on lease, and is acked, given back or rejected by itself.
 Leases are extended for as long as their messages are held here, those that wait included, up to `lease_max`.
 
 What is settled in one turn of the event loop in the same way goes in one command; each caller gets its own result.

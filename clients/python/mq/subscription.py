@@ -317,7 +317,7 @@ class Subscription(Generic[T]):
             self._inbox.clear()
         if not self._ready.done():
             self._ready.set_exception(error or Closed("the subscription was closed"))
-            self._ready.exception()  # whoever iterates gets the error there
+            self._ready.exception()  # the iterating task gets the error there
         self._wake()
         self._on_over(self)
 

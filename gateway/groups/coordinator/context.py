@@ -216,8 +216,8 @@ class Turns:
             yield
 
     async def ended(self, is_meant: Callable[[str], bool]) -> None:
-        """Wait until nobody has a turn of these groups that had one, or waited for one, at the call. Have `belonging`
-        refuse them first, so that nobody takes another one."""
+        """Wait until no task has a turn of these groups that had one, or waited for one, at the call. Have `belonging`
+        refuse them first, so that none is taken anew."""
         for (group, _), lock in list(self._locks.items()):
             if is_meant(group):
                 async with lock:
@@ -254,7 +254,7 @@ of them tell their clients."""
 
 
 class Changes:
-    """Wakes whoever waits for a change of something."""
+    """Wakes the tasks that wait for a change of something."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, set[asyncio.Future[None]]] = {}

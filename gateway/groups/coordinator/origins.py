@@ -1,4 +1,4 @@
-"""Which topics the dead letters of each group came from: whoever reads them must be allowed to read those.
+"""Which topics the dead letters of each group came from: their readers must be allowed to read those.
 
 The letters say it themselves (`mq-origin-topic`). After a start they are read once, in the background; from then on
 each topic is noted before the first letter from it is written. So nothing more is kept on disk, and no crash makes it

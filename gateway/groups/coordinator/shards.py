@@ -8,7 +8,7 @@ gateway/brokers/event_log.py, as the node's own log is; where they are, gateway/
 Invariants
     G1  what is in memory of a shard is what its log has, in one tenure: whatever makes that uncertain (an append
         without an answer, another owner) gives the shard up, and it is read anew
-    G2  nothing is decided on a state of one tenure and written in another: nobody who has a turn of one of the groups
+    G2  nothing is decided on a state of one tenure and written in another: no task that has a turn of one of the groups
         is left when a shard is read again
     G3  while a shard is not here, `Belonging` refuses its groups
 """

@@ -1,7 +1,7 @@
 """Where a group begins in a topic it has never been in: settled once, durably, for all partitions of the topic.
 
 A consumer says where to start: first, last, a time. That is for the records that were there when the group came to the
-topic. Whatever is stored from then on belongs to the group (C5), whoever comes and goes meanwhile, so:
+topic. Whatever is stored from then on belongs to the group (C5), whichever members come and go meanwhile, so:
 
     the first start in a topic      fixes the position in every partition of it, in one entry
     a partition that came later     first record: the group has positions in others of the topic

@@ -26,7 +26,7 @@ while the first one waits. Records without a group are free.
 A receive whose answer was lost is repeated with the same `attempt_id` and gets the leases it already has.
 
 Times are wall clock, epoch ms: they are shown to clients, and signed, and survive a restart. Leases are events like all
-else, so a restart neither hands out what is leased nor forgets an attempt. Only `Settled` (and a reset) must be durable
+else, so a restart neither delivers what is leased nor forgets an attempt. Only `Settled` (and a reset) must be durable
 before it is answered (C5); the others may be written without waiting for the disk, and losing them repeats a delivery.
 
 Invariants
@@ -62,7 +62,7 @@ class Fresh(NamedTuple):
     attempt: int = 0
     """Deliveries it had before, when it is a copy of another record."""
     is_held: bool = False
-    """Not for whoever asks now: it is taken, and kept for others."""
+    """Not for the present caller: it is taken, and kept for others."""
 
 
 class Lease(NamedTuple):

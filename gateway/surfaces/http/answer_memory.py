@@ -7,8 +7,8 @@ each answer asks how large it may be. It gets an eighth of what is free, for its
     gets    8 MiB    1 MiB    128 KiB  64 KiB
 
 What is read page by page (records, of which the client asks for more) gets smaller and is never refused for want of
-memory, so a client that reads is served whatever others leave unread. Refusing instead would have given whoever does
-not read a way to stop those who do; waiting would have, for the write timeout. Only what cannot be made smaller (one
+memory, so a client that reads is served whatever others leave unread. Refusing instead would let clients
+that do not read stop those that do; waiting would have, for the write timeout. Only what cannot be made smaller (one
 large record or batch, a long list) is refused, with 503.
 
 Invariants

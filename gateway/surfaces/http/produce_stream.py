@@ -7,7 +7,7 @@ pays per group. The next groups are parsed while the disk is busy with the ones 
 
 Invariants
     P1  receipts come in the order of the documents, one each, whatever became of it: one bad record is one bad receipt
-    P2  groups are handed to the store in order, so records of one partition keep theirs
+    P2  groups go to the store in order, so records of one partition keep theirs
     P3  memory is bounded: when the client does not read its receipts, its body is not read either
 """
 
@@ -196,7 +196,7 @@ class ProduceStream:
             group = _Group(self._next_index, parsed, tasks.create_task(self._send(parsed, identity)))
             self._next_index += len(parsed.records)
             await self._groups.put(group)
-            await asyncio.sleep(0)  # the group is handed to the store before the next one is parsed (P2)
+            await asyncio.sleep(0)  # the group goes to the store before the next one is parsed (P2)
 
     async def _send(self, parsed: Parsed, identity: RequestIdentity | None) -> list[Outcome]:
         sending = Sending(self._gateway, self._topic, parsed.json_values, self._acks, identity)

@@ -26,7 +26,7 @@ class Reader(Protocol):
     """A connection that has read a large piece."""
 
     def rest(self) -> None:
-        """Read no more until `read_on`, whoever asks for it. It may rest already, or be over."""
+        """Read no more until `read_on`, whatever asks for it. It may rest already, or be over."""
         ...
 
     def read_on(self) -> None:

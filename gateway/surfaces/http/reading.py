@@ -43,7 +43,7 @@ class Unread(RequestError):
 
 async def read_body(gateway: Gateway, request: web.Request, *, bytes_max: int) -> tuple[bytes, int]:
     """The whole body, inflated, of at most `bytes_max`, complete within `body_timeout_ms`; and how many bytes of it
-    count among those being received, which whoever has used it gives back (`give_back`): none of one that arrived with
+    count among those being received, which its user gives back (`give_back`): none of one that arrived with
     the head, as small bodies do.
 
     Raises RequestError 408, 413, 415, 503, or 400 when the body breaks HTTP or its encoding.

@@ -1,6 +1,6 @@
 """Consumer groups: what they are, how far they are, and queue mode, in which records are leased one by one.
 
-    messages:receive   records on lease, each with a receipt, to whoever asks; no instance, no membership
+    messages:receive   records on lease, each with a receipt, to any caller; no instance, no membership
     messages:ack       done               messages:extend   needs more time; new receipts
     messages:nack      again, later       messages:reject   never again: to the dead-letter topic
 

@@ -1,5 +1,5 @@
 """This node's broker, for the other nodes: the server of gateway/cluster/peer.py. It belongs on a listener that clients
-do not reach; whoever does not know the cluster's secret is answered 401 and nothing else.
+do not reach; a caller that does not know the cluster's secret is answered 401 and nothing else.
 
 One route, `POST /peer/v1/<operation>`. The body is read when its head has proved to be of a node of the cluster: a
 stranger takes no memory.

@@ -2,7 +2,7 @@
 
     ack=manual   every record comes with a receipt, and is settled with POST …/messages:ack (nack, reject, extend): at
                  least once, from a browser or from a shell. At most `credit` records are out at a time
-    ack=auto     a record is done once it is handed to the connection: one that was lost on its way is lost
+    ack=auto     a record is done once it is written to the connection: one that was lost on its way is lost
 
 The group keeps the position, so there are no ids, and a stream that is opened again goes on. Records that did not reach
 the connection are given back; those that did, and are not settled, come again when their lease is over.

@@ -98,7 +98,7 @@ class LightStream:
         self._rendering = Rendering()
         self._changed = asyncio.Event()
         self._changed.set()
-        self._ends = False  # the rights of whoever reads have ended
+        self._ends = False  # the reader's rights have ended
 
     @property
     def cursor(self) -> str:

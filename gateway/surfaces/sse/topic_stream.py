@@ -235,7 +235,7 @@ class Stream:
         self._ready = deque(all_followed)  # may have records
         self._behind = set(all_followed)
         self._changed = asyncio.Event()
-        self._ends = False  # the rights of whoever reads have ended
+        self._ends = False  # the reader's rights have ended
 
     @property
     def cursor(self) -> str:

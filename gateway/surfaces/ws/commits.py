@@ -24,7 +24,7 @@ from store.errors import StoreError, UnknownQueue
 log = logging.getLogger(__name__)
 
 AUTO_COMMIT_MS = 1_000
-"""How often what was handed over is committed for a client that asked for it."""
+"""How often what was delivered is committed for a client that asked for it."""
 
 
 class Owned:
@@ -91,12 +91,12 @@ class Commits:
         return await self._merged.ask(up_to)
 
     async def settled(self) -> None:
-        """Wait until all that was asked for is done, and with `auto` what was handed over."""
+        """Wait until all that was asked for is done, and with `auto` what was delivered."""
         await self._commit_delivered()
         await self._merged.settled()
 
     async def now_and_then(self) -> NoReturn:
-        """Commit what was handed over."""
+        """Commit what was delivered."""
         while True:
             await asyncio.sleep(AUTO_COMMIT_MS / 1000)
             await self._commit_delivered()

@@ -3,7 +3,7 @@
 `window` is what the client has granted, `in_flight` what was sent and not returned; the difference may be sent.
 
     window 100, in_flight 0   sent(30)      in_flight 30, 70 left
-    automatic:                returned(30)  in_flight 0, 100 left    handed to the transport, or settled (queue mode)
+    automatic:                returned(30)  in_flight 0, 100 left    given to the transport, or settled (queue mode)
                               widened(50)   window 150               for good
     manual:                   permitted(50) in_flight 0, window 120  what was sent is returned first, then more
     a connection is lost:     unsent(30)    in_flight 0, 100 left    the client has not seen them
@@ -108,7 +108,7 @@ class Ledger:
             self.bytes = self.bytes.sent(byte_count)
 
     def returned(self, message_count: int, byte_count: int) -> None:
-        """What was booked has been handed over, or settled: its credit comes back, if it does so by itself."""
+        """What was booked has been delivered, or settled: its credit comes back, if it does so by itself."""
         if not self._auto:
             return
         self.messages = self.messages.returned(message_count)

@@ -126,7 +126,7 @@ class Elsewhere:
         token: str | None,
         is_open: bool,
     ) -> None:
-        """`token`: what the client has authenticated by; None where it has not, or by a ticket. `is_open`: nobody is
+        """`token`: what the client has authenticated by; None where it has not, or by a ticket. `is_open`: no client is
         asked for one."""
         self._cluster = cluster
         self._connect = connect

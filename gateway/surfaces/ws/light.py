@@ -2,7 +2,7 @@
 offsets. Only who waits costs anything: nothing is kept for a queue.
 
 With a group, how far it is in the queue is kept (gateway/groups/machines/light_offsets.py): there are no members, and
-whoever subscribes begins where the group is.
+a subscriber begins where the group is.
 """
 
 from __future__ import annotations
@@ -157,13 +157,13 @@ class LightStream(Reader):
         self._committed[fed.key] = fed.offset
 
     async def keep(self) -> NoReturn:
-        """With `auto_ack`, commit now and then what was handed over. Raises RequestError, GroupError, StoreError."""
+        """With `auto_ack`, commit now and then what was delivered. Raises RequestError, GroupError, StoreError."""
         while True:
             await asyncio.sleep(AUTO_COMMIT_MS / 1000)
             await self._commit_delivered()
 
     async def end(self) -> None:
-        """Commit what was handed over, with `auto_ack`."""
+        """Commit what was delivered, with `auto_ack`."""
         try:
             await self._commit_delivered()
         except (RequestError, GroupError, StoreError) as error:

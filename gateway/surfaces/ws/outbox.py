@@ -1,9 +1,9 @@
 """What waits to be written to one socket: a bounded queue of frames, and the one task that writes them. A frame that
-the transport takes at once, with nothing before it, is written by whoever sends it.
+the transport takes at once, with nothing before it, is written by its sender.
 
 Invariants
     O1  frames leave in the order they were put in
-    O2  at most `bytes_max` bytes wait, or one frame: whoever puts more waits until there is room
+    O2  at most `bytes_max` bytes wait, or one frame: a sender of more waits until there is room
     O3  what waits counts among the memory of all answers; while much of that is taken, frames get smaller (`room`)
 
 Whether the peer takes anything at all is watched by `write_watchdog.py`.
@@ -58,7 +58,7 @@ class Outbox:
         self._frames: list[tuple[bytes, bool, asyncio.Future[None] | None]] = []  # short: O2
         self._waiting_bytes = 0
         self._filled: asyncio.Future[None] | None = None  # the writer waits for a frame
-        self._room: asyncio.Future[None] | None = None  # whoever has the turn waits for room
+        self._room: asyncio.Future[None] | None = None  # the sender that has the turn waits for room
         self._is_closed = False
         self._turn = asyncio.Lock()  # fair: those who wait for room are not overtaken (O1)
 
@@ -86,7 +86,7 @@ class Outbox:
         await self.send(b"")
 
     def close(self) -> None:
-        """The connection has ended: whoever waits, or comes, is told so."""
+        """The connection has ended: a sender that waits, or comes, is told so."""
         self._is_closed = True
         _tell(self._room)
         for _, _, taken in self._frames:

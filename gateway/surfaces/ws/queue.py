@@ -5,7 +5,7 @@ resumed session knows what the client has not seen (it is given back, its attemp
 to release. With automatic credit a message costs credit until it is settled or its lease is over.
 
 Invariants
-    Q1  every lease is held, settled, given back or over; none is forgotten, whoever is cancelled
+    Q1  every lease is held, settled, given back or over; none is forgotten, whichever task is cancelled
     Q2  messages held <= credit granted, always (see `credit.py`)
 """
 
@@ -243,7 +243,7 @@ class Queue:
         if invisible_ms is None:
             invisible_ms = self._groups.config(self.group).invisible_ms
         results = await self._settled(ExtendBody(receipts=command.receipts, invisible_ms=invisible_ms))
-        self._changed.set()  # whoever waits for a lease to end may wait less
+        self._changed.set()  # a wait for a lease to end may be shorter now
         return results
 
     async def _settled(self, wanted: AckReceipts | Nack | Reject | ExtendBody) -> Sequence[Settled]:

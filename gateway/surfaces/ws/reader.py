@@ -196,7 +196,7 @@ class Reader:
         return wanted_topics(self._routes, self._command.topics, self._pattern, self._access)
 
     def _named_topics(self) -> dict[str, TopicView]:
-        """The topics as they are, but for those made anew: whoever reads those is told by the read itself."""
+        """The topics as they are, but for those made anew: readers of those are told by the read itself."""
         topics: dict[str, TopicView] = {}
         known = {topic.name: topic for topic in self._routes.topics()}
         for name, epoch in self._epochs.items():

@@ -202,7 +202,7 @@ class Session:
                 return
 
     async def close(self, *, leave: bool) -> None:
-        """End for good. `leave`: members leave and leases go back; otherwise they stay for whoever comes again."""
+        """End for good. `leave`: members leave and leases go back; otherwise they stay until the client returns."""
         await self.detach()
         for name, running in list(self._running.items()):
             if leave:

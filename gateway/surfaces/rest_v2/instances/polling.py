@@ -138,7 +138,7 @@ class Poller:
         if fetched.status is ReadStatus.TOO_LARGE:  # committed there: the record that gets this offset is waited for
             return True
         if fetched.status is ReadStatus.TOO_SMALL:
-            # What retention took is gone; whoever wants the last records still wants all that are left.
+            # What retention took is gone; a reader of the last records still wants all that are left.
             offset = fetched.min_offset
             log.info(
                 "position out of range group=%s instance=%s topic=%s partition=%s offset=%s new_offset=%s",
