@@ -38,7 +38,6 @@ import orjson
 
 from gateway.codec.filters import TagFilter
 from gateway.codec.json_steps import STEP_BYTES
-from gateway.codec.json_text import parse_json
 from gateway.codec.message_ids import message_id_prefix
 from gateway.codec.tags import (
     DELIVER_AT_HEADER,
@@ -111,26 +110,6 @@ STEP_RECORDS = 1_000
 _INDEX = re.compile(r"^records\[([0-9]+)\]")
 _HEADER_KNOWN = frozenset(("key", "value", "text"))
 _ENVELOPE_KNOWN = frozenset(("records", "key_schema", "key_schema_id", "value_schema", "value_schema_id"))
-
-
-def parse_envelope(body: bytes, fmt: Format, *, records_max: int, raw_keys: bool) -> list[ProduceRecord]:
-    """The records of a request body `{"records": [...]}`. Raises RequestError; see `open_envelope`, `parse_records`."""
-    return parse_records(open_envelope(parse_json(body), records_max=records_max), fmt, raw_keys=raw_keys)
-
-
-def parse_single(body: bytes, *, raw_keys: bool) -> ProduceRecord | None:
-    """The record of an envelope in the JSON format that holds one `plain_record` and nothing else: the commonest
-    request, in half the time of `parse_envelope`. None: that must look. Raises RequestError."""
-    try:
-        envelope = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return None
-    if envelope.__class__ is not dict or len(envelope) != 1:
-        return None
-    records = envelope.get("records")
-    if records.__class__ is not list or len(records) != 1:
-        return None
-    return plain_record(records[0], raw_keys=raw_keys)
 
 
 def plain_record(item: object, *, raw_keys: bool) -> ProduceRecord | None:
