@@ -118,6 +118,10 @@ class _Round:
     away: dict[Lane, BrokerUnreachable] = field(default_factory=dict)
     """Those whose broker was not reached."""
 
+    def is_wanted(self, request: Receive) -> bool:
+        """Whether there is room for one more record in the answer. The first one may be larger than all of it."""
+        return len(self.messages) < request.max_messages and (not self.messages or self.size_bytes < request.max_bytes)
+
 
 class _Waiting:
     """What wakes one receive."""
@@ -404,17 +408,15 @@ class Receiving:
         else:
             await self._look_at(group, iter(lanes), len(lanes), done)
         for lane in _free_first(group, done.promising, turns):
-            left_count, left_bytes = request.max_messages - len(done.messages), request.max_bytes - done.size_bytes
-            if left_count <= 0 or (done.messages and left_bytes <= 0):
+            if not done.is_wanted(request):
                 break
             queue = self._context.table.queue(group, lane.key.topic_id)
             if not again and not self._may_have(group, queue, lane, done.promising[lane], done):
                 continue  # others were faster
-            taken: list[Delivered] = []
             try:
-                await self._take(group, lane, request, left_count, left_bytes, done, taken)
+                await self._take(group, lane, request, done)
             except asyncio.CancelledError:
-                await self._give_back_all(group, [*done.messages, *taken])
+                await self._give_back_all(group, done.messages)
                 raise
             except BrokerUnreachable as error:
                 done.away[lane] = error
@@ -423,7 +425,6 @@ class Receiving:
                 if done.messages:
                     break
                 raise
-            done.messages += taken
         for lane in done.away:
             done.promising.pop(lane, None)
         return done
@@ -506,18 +507,9 @@ class Receiving:
         leases = self._context.table.opened(group, key)
         return self._context.table.light_offset(group, key) if leases is None else leases.next_offset
 
-    async def _take(
-        self,
-        group: str,
-        lane: Lane,
-        request: Receive,
-        limit: int,
-        max_bytes: int,
-        done: _Round,
-        taken: list[Delivered],
-    ) -> None:
+    async def _take(self, group: str, lane: Lane, request: Receive, done: _Round) -> None:
         """Lease records of one partition, some in each turn of the event loop; no other's come in between. They are
-        added to `taken`, also when this is cancelled while they are being leased."""
+        in `done` also when this is cancelled while they are being leased."""
         context = self._context
         async with context.turns.of_leases(group, lane.key):
             leases = context.table.leases(group, lane.key)
@@ -527,31 +519,16 @@ class Receiving:
             self._check_mode(group)
             now_ms = context.clock.now_ms()
             if request.attempt_id is not None and leases.leases_of(request.attempt_id, now_ms):
-                await self._taken_before(group, lane, leases, request.attempt_id, now_ms, taken)
+                await self._taken_before(group, lane, leases, request.attempt_id, now_ms, done)
                 return
-            end_bytes = done.size_bytes + max_bytes
-            while len(taken) < limit and (not taken or done.size_bytes < end_bytes):
-                before_count, wanted_count = len(taken), min(limit - len(taken), TAKEN_A_TURN)
-                left_bytes = end_bytes - done.size_bytes
-                try:
-                    await self._take_some(group, lane, request, wanted_count, left_bytes, done, taken)
-                except (StoreError, GroupError):
-                    if taken:
-                        break
-                    raise
-                if len(taken) < before_count + wanted_count:
+            while done.is_wanted(request):
+                before_count = len(done.messages)
+                wanted_count = min(request.max_messages - before_count, TAKEN_A_TURN)
+                await self._take_some(group, lane, request, wanted_count, done)
+                if len(done.messages) < before_count + wanted_count:
                     break
 
-    async def _take_some(
-        self,
-        group: str,
-        lane: Lane,
-        request: Receive,
-        limit: int,
-        max_bytes: int,
-        done: _Round,
-        taken: list[Delivered],
-    ) -> None:
+    async def _take_some(self, group: str, lane: Lane, request: Receive, limit: int, done: _Round) -> None:
         """Lease records of one partition, as many as in one turn of the event loop. The turn of the leases is the
         caller's."""
         context = self._context
@@ -563,7 +540,8 @@ class Receiving:
         places = request.topics
         if request.queue is not None:
             places = tuple(place_name(topic, request.queue) for topic in request.topics)
-        wanted = Wanted(places, request.tags, limit, max_bytes, min(context.room.for_records(group), leases.room))
+        max_bytes, room = request.max_bytes - done.size_bytes, min(context.room.for_records(group), leases.room)
+        wanted = Wanted(places, request.tags, limit, max_bytes, room)
         found = await self._search.look(group, lane, leases, wanted, now_ms)
         if found.is_full:
             done.is_full = done.is_full or not found.wanted_count
@@ -598,7 +576,7 @@ class Receiving:
                     raise  # nothing was written: another consumer may lease them, and keeps them
                 cancelled = error
         parts = [(part, lease.attempt, lease.until_ms) for lease in leased for part in found.parts_of(lease)]
-        taken += self._delivered(group, lane, leases.epoch, parts)
+        done.messages += self._delivered(group, lane, leases.epoch, parts)
         if cancelled is not None:
             raise cancelled
 
@@ -617,10 +595,11 @@ class Receiving:
         leases: PartitionLeases,
         attempt_id: str,
         now_ms: int,
-        taken: list[Delivered],
+        done: _Round,
     ) -> None:
         """What an earlier request with this attempt_id got, and still has."""
         leased = leases.leases_of(attempt_id, now_ms)
+        found: list[Delivered] = []
         for first in range(0, len(leased), TAKEN_A_TURN):
             parts: list[_Taken] = []
             for offset, attempt, until_ms, _ in leased[first : first + TAKEN_A_TURN]:
@@ -628,8 +607,9 @@ class Receiving:
                 if stored is None:
                     raise IllegalRequest("records of this attempt_id have expired; ask with another one")
                 parts.append((stored.part(), attempt, until_ms))
-            taken += self._delivered(group, lane, leases.epoch, parts)
+            found += self._delivered(group, lane, leases.epoch, parts)
             await asyncio.sleep(0)
+        done.messages += found
 
     def _delivered(self, group: str, lane: Lane, epoch: int, leased: Sequence[_Taken]) -> list[Delivered]:
         """Leased records as their consumer sees them."""
