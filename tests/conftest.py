@@ -23,7 +23,7 @@ from hypothesis import settings
 from xdist.scheduler import LoadFileScheduling
 from xdist.workermanage import WorkerController
 
-from tests import contract
+from tests import contract, fork_server
 
 settings.register_profile("mq", deadline=None, print_blob=True, derandomize=bool(os.environ.get("CI")))
 settings.load_profile("mq")
@@ -45,6 +45,11 @@ if "MQ_NO_SKIP" in os.environ:
 @pytest.fixture(scope="session", autouse=True)
 def answers_are_as_declared() -> Iterator[None]:
     yield from contract.install()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def servers_are_forked() -> Iterator[None]:
+    yield from fork_server.install()
 
 
 REPOSITORY = Path(__file__).parents[1]

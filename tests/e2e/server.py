@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+from tests.fork_server import DIES_WITH_US, REPOSITORY
+
 START_TIMEOUT_S = 180.0
-DIES_WITH_US = ("setpriv", "--pdeathsig", "KILL") if shutil.which("setpriv") else ()
-"""A test that is killed leaves no server behind: this one dies with the thread that started it."""
 
 SMALL_FILES = {
     "MQ_STORE_COMMIT_LOG_FILE_BYTES": str(4 * 1024 * 1024),

@@ -24,6 +24,7 @@ from typing import NamedTuple
 import aiohttp
 
 from tests.e2e.server import Server
+from tests.fork_server import EXECUTED
 
 PARTITIONS = 1024
 V2 = {"Content-Type": "application/vnd.kafka.v2+json"}
@@ -53,7 +54,7 @@ class Figures(NamedTuple):
 
 @asynccontextmanager
 async def serving(data: Path, topic_count: int, partitions: int = PARTITIONS, **more: str) -> AsyncIterator[Server]:
-    server = Server(data / "data", {**SETTINGS, **more})
+    server = Server(data / "data", {**SETTINGS, **more}, under=EXECUTED)
     await server.start()
     try:
         async with aiohttp.ClientSession() as client:

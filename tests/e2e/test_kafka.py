@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -125,10 +125,12 @@ def _assigned(consumers: list[Any], count: int) -> list[set[int]]:
 
 
 @asynccontextmanager
-async def serving(directory: Path, settings: dict[str, str] | None = None) -> AsyncIterator[Kafka]:
+async def serving(
+    directory: Path, settings: dict[str, str] | None = None, *, under: Sequence[str] = ()
+) -> AsyncIterator[Kafka]:
     """A server of its own."""
     port = free_port()
-    server = Server(directory / "data", {"MQ_KAFKA_PORT": str(port), **(settings or {})})
+    server = Server(directory / "data", {"MQ_KAFKA_PORT": str(port), **(settings or {})}, under=under)
     await server.start()
     try:
         yield Kafka(server, port)

@@ -20,6 +20,7 @@ from tests.e2e.kafka_wire import wire
 from tests.e2e.server import Server
 from tests.e2e.test_kafka import Kafka
 from tests.e2e.test_kafka import serving as serving_kafka
+from tests.fork_server import EXECUTED
 from tests.gateway.surfaces.kafka.test_produce import fetch_request, produce_request
 from tests.gateway.surfaces.kafka.test_schema import random_message
 from tests.waiting import until
@@ -102,7 +103,7 @@ async def _fuzz(kafka: Kafka, frames: int, duration_s: float) -> int:
 
 async def _bears(tmp_path: Path, frames: int, duration_s: float) -> None:
     print(f"seed {SEED}: repeat with MQ_TORTURE_SEED={SEED}")
-    async with serving_kafka(tmp_path) as kafka:
+    async with serving_kafka(tmp_path, under=EXECUTED) as kafka:
         await kafka.create("orders", 1)
         await _fuzz(kafka, 200, 0)
         before_bytes = kafka.server.rss_bytes()
@@ -127,7 +128,7 @@ async def test_ten_minutes_of_frames_that_are_none(tmp_path: Path) -> None:
 
 @pytest.mark.matrix
 async def test_a_thousand_clients_that_say_nothing(tmp_path: Path) -> None:
-    async with serving_kafka(tmp_path) as kafka:
+    async with serving_kafka(tmp_path, under=EXECUTED) as kafka:
         before_bytes, before_files = kafka.server.rss_bytes(), kafka.server.file_count()
         host, port = kafka.address.split(":")
         ask = struct.pack(">ihhih", 10, API_VERSIONS, 0, 1, -1)

@@ -24,6 +24,7 @@ import pytest
 
 from loadtest.peers.servers import free_port
 from tests.e2e.server import SMALL_FILES, Server
+from tests.fork_server import EXECUTED
 from tests.history import Json, Outcome, Recorder, Seen, Send, check, is_intact, seal
 from tests.waiting import PATIENCE_S, until
 
@@ -218,7 +219,8 @@ class World:
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[World]:
     kafka_port = free_port()  # the same across restarts: its clients find the server again by themselves
-    server = Server(tmp_path / "data", {**SMALL_FILES, "MQ_KAFKA_PORT": str(kafka_port)})
+    # Each start has a seed of its own for `hash`: no order of a set or a dictionary may matter to what is on disk.
+    server = Server(tmp_path / "data", {**SMALL_FILES, "MQ_KAFKA_PORT": str(kafka_port)}, under=EXECUTED)
     timeout = aiohttp.ClientTimeout(total=20)
     async with aiohttp.ClientSession(timeout=timeout) as session:
         try:

@@ -17,6 +17,7 @@ import pytest
 from loadtest.attack.watch import memory
 from store.limits import MiB
 from tests.e2e.server import Server
+from tests.fork_server import EXECUTED
 
 MILLION = int(os.environ.get("MQ_KEYS", "1000000"))
 A_REQUEST = 5_000
@@ -33,7 +34,7 @@ KEY_TAKEN = 40954
 
 @pytest.mark.long
 async def test_a_million_keys_of_records_and_of_schedules(tmp_path: Path) -> None:
-    server = Server(tmp_path / "data", {"MQ_KAFKA_ENABLED": "false"})
+    server = Server(tmp_path / "data", {"MQ_KAFKA_ENABLED": "false"}, under=EXECUTED)
     await server.start()
     try:
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=ANSWERED_S)) as http:

@@ -20,6 +20,7 @@ import pytest
 
 from gateway.auth.tokens import change_tokens, mint
 from tests.e2e.server import SMALL_FILES, Server
+from tests.fork_server import EXECUTED
 from tests.waiting import PATIENCE_S, WOKEN_S
 
 WAIT_MS = 30_000
@@ -214,7 +215,7 @@ async def test_a_stop_is_told_to_everybody_and_keeps_what_was_acknowledged(tmp_p
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 async def test_a_second_signal_stops_at_once_and_loses_nothing(tmp_path: Path, number: signal.Signals) -> None:
-    server = Server(tmp_path / "data", {**SMALL_FILES, "MQ_DRAIN_DELAY_MS": "60000"})
+    server = Server(tmp_path / "data", {**SMALL_FILES, "MQ_DRAIN_DELAY_MS": "60000"}, under=EXECUTED)
     await server.start()
     acknowledged: set[str] = set()
     try:

@@ -21,6 +21,7 @@ from store import record_batch
 from store.limits import MiB
 from store.record_batch import Record
 from tests.e2e.server import Server
+from tests.fork_server import EXECUTED
 from tests.waiting import PATIENCE_S
 
 RSS_BYTES_MAX = 512 * MiB
@@ -146,7 +147,7 @@ async def read_all(server: Server, seen: Seen) -> None:
     [(52, 2_000), pytest.param(208, 10_000, marks=pytest.mark.long)],
 )
 async def test_answers_that_nobody_reads(tmp_path: Path, count: int, timeout_ms: int) -> None:
-    server = Server(tmp_path / "data", {"MQ_WS_WRITE_TIMEOUT_MS": str(timeout_ms)})
+    server = Server(tmp_path / "data", {"MQ_WS_WRITE_TIMEOUT_MS": str(timeout_ms)}, under=EXECUTED)
     await server.start()
     seen, answering_bytes = Seen(), -1.0
     try:

@@ -21,6 +21,7 @@ import pytest
 import websockets
 
 from tests.e2e.server import SMALL_FILES, Server
+from tests.fork_server import EXECUTED
 from tests.waiting import PATIENCE_S
 
 Frame = dict[str, Any]
@@ -30,13 +31,14 @@ KILLS = int(os.environ.get("MQ_SOCKET_KILLS", "3"))
 
 
 @pytest.fixture
-async def server(tmp_path: Path) -> AsyncIterator[Server]:
+async def server(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Server]:
     """On a port that it keeps when it is started again; with the topic `orders`."""
     with sockets.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     # The timeout of writes is longer than the test: who reads nothing stays.
-    running = Server(tmp_path / "data", {**SMALL_FILES, "MQ_WS_WRITE_TIMEOUT_MS": "120000"}, port=port)
+    settings = {**SMALL_FILES, "MQ_WS_WRITE_TIMEOUT_MS": "120000"}
+    running = Server(tmp_path / "data", settings, port=port, under=getattr(request, "param", ()))
     await running.start()
     async with aiohttp.ClientSession() as session:
         path = f"{running.url}/mq/v1/topics/orders"
@@ -316,6 +318,7 @@ LATENCY_P99_S_MAX = 10.0
 """Generous: machines that run tests are busy. What a slow reader could cost is the write timeout, two minutes."""
 
 
+@pytest.mark.parametrize("server", [EXECUTED], ids=["executed"], indirect=True)
 async def test_slow_readers_cost_no_memory_and_nobody_else_notices(server: Server) -> None:
     slow = [await _one_that_reads_nothing(server) for _ in range(SLOW_READERS)]
     try:

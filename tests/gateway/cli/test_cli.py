@@ -13,7 +13,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,8 @@ from tests.gateway.cli.command import mq
 from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).resolve().parents[3]
+MODULE = (sys.executable, "-m", "gateway")
+SCRIPT = (str(Path(sys.executable).with_name("mq")),)
 TOPIC_COMMANDS = ("create", "list", "describe", "offsets", "queues", "alter", "delete")
 COMMANDS = (
     *(["topic", command] for command in TOPIC_COMMANDS),
@@ -41,9 +43,9 @@ COMMANDS = (
 class Server:
     """A server process over a data directory."""
 
-    def __init__(self, data: Path, *flags: str) -> None:
+    def __init__(self, data: Path, *flags: str, program: Sequence[str] = MODULE) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "gateway", "serve", "--data", str(data), "--port", "0", *flags],
+            [*program, "serve", "--data", str(data), "--port", "0", *flags],
             cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=_environment(),
         )  # fmt: skip
         assert self.process.stdout is not None
@@ -73,7 +75,7 @@ def rows(result: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    server = Server(tmp_path_factory.mktemp("cli") / "data")
+    server = Server(tmp_path_factory.mktemp("cli") / "data", program=SCRIPT)
     yield server
     assert server.stop() == 0, "SIGTERM is a clean stop"
 
@@ -305,8 +307,7 @@ def test_names_are_completed_from_the_server(server: Server) -> None:
 
     def completed(line: str, url: str = server.url) -> list[str]:
         environment = {**_environment(url), "_MQ_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": "3"}
-        command = [str(Path(sys.executable).with_name("mq"))]
-        out = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+        out = subprocess.run(SCRIPT, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
         assert out.stderr == ""
         return out.stdout.split()
 
