@@ -102,7 +102,7 @@ class Cluster(Protocol):
 
     async def move(self, topic: str, partition: int, to: str) -> object:
         """Move a partition to a broker; durable on return. Raises UnknownQueue, UnknownPartition, UnknownBroker,
-        MoveConflict, and what brokers and metadata raise."""
+        MovesBusy, MoveConflict, and what brokers and metadata raise."""
         ...
 
     def moves(self) -> Mapping[tuple[int, int], MoveView]:

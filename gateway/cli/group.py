@@ -110,6 +110,8 @@ def describe(group: Group, url: Url = URL_DEFAULT, as_json: Json = False) -> Non
     )
     if described["light_offset_count"]:
         typer.echo(f"offsets in light queues: {described['light_offset_count']}")
+    for warning in rows_of(described, "warnings"):
+        typer.echo(f"warning: {warning}")
     if workers:
         print_table(
             ("worker", "leased", "heard"),

@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable
 
 from gateway.cluster.balance import NoTaker, Partition, PlannedMove, plan_drain, plan_share
 from gateway.cluster.metadata import MetadataError
+from gateway.cluster.move_slots import MovesBusy
 from gateway.cluster.mover import MoveConflict, UnknownBroker
 from gateway.cluster.node import GROUPS, ClusterNode
 from gateway.routing.base import Routes, UnknownPartition
@@ -105,7 +106,7 @@ class Balancer:
             await self._node.move(topic, partition, to)
         except (UnknownQueue, UnknownPartition):
             return True  # deleted meanwhile
-        except (MoveConflict, MetadataError, StoreError, UnknownBroker, ValueError) as error:
+        except (MoveConflict, MovesBusy, MetadataError, StoreError, UnknownBroker, ValueError) as error:
             self._failed(f"partition {partition} of {topic} cannot go to {to}: {error}")
             return False
         return True

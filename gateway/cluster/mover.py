@@ -26,6 +26,7 @@ from gateway.brokers.base import Broker
 from gateway.brokers.kafka.broker import Fence, KafkaBroker, Place
 from gateway.cluster import move
 from gateway.cluster.metadata import ABSENT, Metadata, OutcomeUnknown
+from gateway.cluster.move_slots import Slot
 from gateway.cluster.move_stats import MoveStats
 from gateway.cluster.record import PartitionRecord, PartitionState, SegmentRecord, decode, encode
 from gateway.routing.table import Chain, Segment
@@ -173,10 +174,10 @@ class Mover:
             return Known(first_record(topic_id, partition, self._home(topic_id, partition)), ABSENT)
         return Known(decode(value.data), value.revision)
 
-    async def move(self, topic_id: int, partition: int, to: str) -> Known:
+    async def move(self, topic_id: int, partition: int, to: str, slot: Slot | None = None) -> Known:
         """Move a partition to a broker, or take up a move of it that was left; its record when it is done. The answer
         is durable. A partition that is there already, and not moving, stays; on a Kafka cluster, if this node serves
-        it.
+        it. With `slot`, nothing is changed when that has been lost, and it is given back with the commit.
 
         Raises UnknownBroker, BrokerLacks, UnknownQueue, ChainFull, Unavailable before anything was changed;
         MoveConflict; and what brokers and metadata raise. Behind the intent the partition then takes no records until a
@@ -186,7 +187,7 @@ class Mover:
         if known.record.to is None and self.is_at(topic_id, partition, known.record, to):
             return known
         try:
-            return await self._move(topic_id, partition, known, to)
+            return await self._move(topic_id, partition, known, to, slot)
         except MoveConflict:
             self.stats.outcomes["conflict"] += 1
             raise
@@ -231,7 +232,7 @@ class Mover:
         broker = self._broker_named(to)
         return not isinstance(broker, KafkaBroker) or broker.serves(queue_of(topic_id, partition, record.open_segment))
 
-    async def _move(self, topic_id: int, partition: int, known: Known, to: str) -> Known:
+    async def _move(self, topic_id: int, partition: int, known: Known, to: str, slot: Slot | None) -> Known:
         since_ms = self._clock.now_ms()
 
         def at(step: Step) -> None:
@@ -254,7 +255,7 @@ class Mover:
         leaving, coming = await self._next_fences(topic_id, partition, last, source, target)
         at("intent")
         paused_s = monotonic()
-        revision = await self._set(topic_id, partition, known.revision, begun, {leaving, coming})
+        revision = await self._set(topic_id, partition, known.revision, begun, {leaving, coming}, slot=slot)
         at("seal")
         if isinstance(source, KafkaBroker):
             assert leaving is not None
@@ -286,7 +287,7 @@ class Mover:
             # at once. Without the record no route leads here.
             target.serve(queue, place_of(done.open_segment))
         try:
-            revision = await self._set(topic_id, partition, revision, done)
+            revision = await self._set(topic_id, partition, revision, done, slot=slot, is_last=True)
         except BaseException:
             if isinstance(target, KafkaBroker):
                 target.refuse(queue)  # if it was written after all, the node takes over anew what it does not serve
@@ -418,15 +419,23 @@ class Mover:
         revision: int,
         record: PartitionRecord,
         fences: Collection[_NextFence | None] = (),
+        *,
+        slot: Slot | None = None,
+        is_last: bool = False,
     ) -> int:
-        """Write a record over the one of a revision, and fences with it; returns its own revision. When it is not
-        known what became of the change, the record is read: the same one is ours, or as good as ours, as only its
-        revision is compared from here on."""
+        """Write a record over the one of a revision, and fences with it, while `slot` is held; `is_last` gives that
+        back. Returns the record's own revision. When it is not known what became of the change, the record is read: the
+        same one is ours, or as good as ours, as only its revision is compared from here on."""
         key = key_of(topic_id, partition)
-        expected, changes = {key: revision}, {key: encode(record)}
+        expected: dict[str, int] = {key: revision}
+        changes: dict[str, bytes | None] = {key: encode(record)}
         for fence in fences:
             if fence is not None:
                 expected[fence.key], changes[fence.key] = fence.revision, fence.data
+        if slot is not None:
+            expected[slot.key] = slot.revision
+            if is_last:
+                changes[slot.key] = None
         try:
             written = await self._metadata.compare_and_set(expected, changes)
         except OutcomeUnknown:
@@ -436,6 +445,8 @@ class Mover:
             written = found.revision
         if written is None:
             raise MoveConflict(f"partition {partition} of topic id {topic_id} was changed by another node meanwhile")
+        if slot is not None and is_last:
+            slot.revision = ABSENT
         return written
 
 

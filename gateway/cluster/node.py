@@ -24,7 +24,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any, Protocol, Unpack
 from zlib import crc32
@@ -61,6 +61,7 @@ from gateway.cluster.metadata import (
     Unavailable,
     Value,
 )
+from gateway.cluster.move_slots import MOVES_MAX_DEFAULT, MoveSlots
 from gateway.cluster.move_stats import MoveStats
 from gateway.cluster.mover import (
     PARTITIONS,
@@ -194,6 +195,7 @@ class ClusterNode:
         on_topics: Callable[[], None],
         kafka: Mapping[str, KafkaBroker] | None = None,
         doubt: asyncio.Event | None = None,
+        moves_max: int = MOVES_MAX_DEFAULT,
     ) -> None:
         self.name = name
         self.kafka: Mapping[str, KafkaBroker] = kafka or {}
@@ -211,6 +213,7 @@ class ClusterNode:
         own = "" if kafka is None else name  # who has no Kafka clusters owns nothing there
         self._follower = ChainFollower(metadata, routes, self.broker_named, own=own)
         self._mover = Mover(metadata, self.broker_named, clock, home=self._home, own=name)
+        self._slots = MoveSlots(metadata, name, moves_max)
         self._topics: dict[str, TopicRecord] = {}
         self._by_id: dict[int, TopicRecord] = {}
         self._topic_revisions: dict[str, int] = {}  # deleted ones too, until the watch tells of it
@@ -646,9 +649,10 @@ class ClusterNode:
     # ---- moves -----------------------------------------------------------------------------------------------------
 
     async def move(self, topic: str, partition: int, to: str) -> Known:
-        """Move a partition to a broker; its record when it is there. Raises UnknownQueue, UnknownPartition,
-        UnknownBroker, BrokerUnreachable before anything was changed; MoveConflict; and what brokers and metadata
-        raise: then the move is finished by some node as soon as it can be."""
+        """Move a partition to a broker, when not too many others move (gateway/cluster/move_slots.py); its record when
+        it is there. Raises UnknownQueue, UnknownPartition, UnknownBroker, BrokerUnreachable, MovesBusy before anything
+        was changed; MoveConflict; and what brokers and metadata raise: then the move is finished by some node as soon
+        as it can be."""
         view = self._routes.topic(topic)
         if not 0 <= partition < view.partitions:
             raise UnknownPartition(f"partition {partition} of topic {topic} does not exist")
@@ -660,12 +664,13 @@ class ClusterNode:
             is_on = known.record.to is None and known.record.open_segment.broker == to
             if is_on and known.record.owner != self.name and self.is_there(known.record.owner):
                 return known
-        return await to_its_end(self._move(view.topic_id, partition, to))
+        return await to_its_end(self._move(view.topic_id, partition, to, is_capped=True))
 
-    async def _move(self, topic_id: int, partition: int, to: str) -> Known:
+    async def _move(self, topic_id: int, partition: int, to: str, *, is_capped: bool) -> Known:
         for left in reversed(range(TRIES_MAX)):
             try:
-                known = await self._mover.move(topic_id, partition, to)
+                async with self._slots.one(topic_id, partition) if is_capped else nullcontext() as slot:
+                    known = await self._mover.move(topic_id, partition, to, slot)
             except MoveConflict:
                 if not left:
                     raise
@@ -743,6 +748,8 @@ class ClusterNode:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._doubt.wait(), interval_s)
             self._doubt.clear()
+            with suppress(Unavailable):
+                await self._slots.tidy()
             now_s = loop.time()
             if now_s - verified_s >= VERIFY_INTERVAL_S:
                 verified_s = now_s
@@ -803,7 +810,7 @@ class ClusterNode:
 
     async def _finish(self, topic_id: int, partition: int, to: str) -> None:
         try:
-            await self._move(topic_id, partition, to)
+            await self._move(topic_id, partition, to, is_capped=False)
         except (MoveConflict, MetadataError, StoreError, UnknownBroker, ValueError) as error:
             log.warning(
                 "move that was left cannot be finished topic_id=%d partition=%d to=%s error=%s",

@@ -82,6 +82,8 @@ class GroupDescription:
     view: GroupView
     config: GroupConfig
     members: tuple[MemberView, ...]
+    warnings: tuple[str, ...]
+    """What is odd about how partitions are shared out, for people."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -365,8 +367,10 @@ class Groups(Protocol):
         generation: int | None = None,
         session_timeout_ms: int | None = None,
         metadata: bytes = b"",
+        room: str = "",
     ) -> tuple[str, Share]:
-        """Come in, or say again what one wants (with `generation`). Without a member id one is made.
+        """Come in, or say again what one wants (with `generation`). Without a member id one is made. `room`: the
+        machine room that the member stands in, for strategies that go by it.
 
         When no other member has to give something up, the share is complete on return.
         Raises GroupFull, IllegalRequest, StaleGeneration.

@@ -153,6 +153,7 @@ async def clustered(
         node = ClusterNode(
             own_name, metadata, admin.broker, secret, store, admin.routes, clock,
             on_topics=lambda: admin.on_change(), kafka=clusters, doubt=doubt,
+            moves_max=own.moves_max,
         )  # fmt: skip
         topics = [topic for topic in store.topics() if not topic.is_system]
         while True:

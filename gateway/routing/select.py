@@ -3,7 +3,8 @@
     key           CRC-32 of the key, modulo the number of partitions; the way of records that have a key
     round_robin   one partition after the other, a step a request, so that a batch stays one batch; the way of others
     random        any partition
-    room          round robin over the partitions on brokers of this gateway's machine room; over all if it has none
+    room          round robin over the partitions on brokers of this gateway's machine room; over all if it has none,
+                  with a warning in the log
 
 Records of one key keep their order. CRC-32 is the function that librdkafka calls "consistent", so its clients, other
 languages and Spark can compute it with what they have (zlib's crc32 runs at C speed; Java's murmur2 in Python would
@@ -17,11 +18,14 @@ A partition of a key never moves for that: its order matters more than its laten
 
 from __future__ import annotations
 
+import logging
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from gateway.routing.fault import LatencyFaults
+
+log = logging.getLogger(__name__)
 
 ROUND_ROBIN, RANDOM, ROOM = "round_robin", "random", "room"
 SELECTORS = ("key", ROUND_ROBIN, RANDOM, ROOM)
@@ -65,6 +69,8 @@ class PartitionSelector:
         self._below = below
         self._now_ms = now_ms
         self._turns: dict[str, int] = {}
+        self._far: set[str] = set()
+        """Topics of which nothing lies in this gateway's room, of which the log was told."""
 
     def for_key(self, key: bytes, count: int) -> int:
         """The partition of a key among `count`."""
@@ -82,11 +88,24 @@ class PartitionSelector:
         brokers = self._brokers
         if brokers is not None and (selector == ROOM or failed_broker is not None or brokers.faults):
             names = [brokers.broker_name(topic, (start + step) % count) for step in range(count)]
+            if selector == ROOM:
+                self._warn_if_far(topic, names, brokers)
             start += self._first_good(names, brokers, selector, failed_broker)
             partition = start % count
         if selector != RANDOM:
             self._turns[topic] = start
         return partition
+
+    def _warn_if_far(self, topic: str, names: Sequence[str], brokers: BrokerNames) -> None:
+        rooms = {brokers.room_of(name) for name in names}
+        if self._room in rooms:
+            self._far.discard(topic)
+        elif topic not in self._far:
+            self._far.add(topic)
+            log.warning(
+                "no partition lies in this room, all of them are used topic=%s room=%s there_are=%s",
+                topic, self._room or "(none)", ",".join(sorted(room or "(none)" for room in rooms)),
+            )  # fmt: skip
 
     def _first_good(
         self, names: Sequence[str], brokers: BrokerNames, selector: str | None, failed_broker: str | None

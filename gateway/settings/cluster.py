@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+MOVES_MAX_MAX = 100
+"""Of `moves_max`: a move that looks for a slot reads all of them."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterConfig:
@@ -63,6 +66,10 @@ class ClusterConfig:
     balance_moves_per_s: int = 5
     """How many partitions it takes a second then, at most. Each move holds sends to that partition for some ms."""
 
+    moves_max: int = 4
+    """How many partitions move at a time in the whole cluster, by hand or as a node drains or comes. Further moves wait
+    for up to 10 s, then they are refused (429). The same on all nodes: else the highest counts."""
+
     @property
     def is_only_node(self) -> bool:
         """Whether this is the one node of its cluster for good: it keeps in its own data directory where partitions
@@ -74,6 +81,8 @@ class ClusterConfig:
             raise ValueError("cluster.internal_port must be between 0 and 65535")
         if not 1 <= self.balance_moves_per_s <= 1000:
             raise ValueError("cluster.balance_moves_per_s must be between 1 and 1000")
+        if not 1 <= self.moves_max <= MOVES_MAX_MAX:
+            raise ValueError(f"cluster.moves_max must be between 1 and {MOVES_MAX_MAX}")
         if self.join and self.node is not None:
             raise ValueError("cluster.join and cluster.node contradict each other: a gateway is no node; choose one")
         if self.join and self.kafka:

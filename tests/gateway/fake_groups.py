@@ -70,7 +70,7 @@ class FakeGroups:
         )
         topics = tuple(topic.name for topic in self._topics_of(membership))
         return GroupDescription(
-            GroupView(group, "stable", membership.generation, len(members), topics), GroupConfig(), members
+            GroupView(group, "stable", membership.generation, len(members), topics), GroupConfig(), members, ()
         )
 
     async def lag(self, group: str, topics: Sequence[str] | None = None) -> list[PartitionLag]:
@@ -106,6 +106,7 @@ class FakeGroups:
         generation: int | None = None,
         session_timeout_ms: int | None = None,
         metadata: bytes = b"",
+        room: str = "",
     ) -> tuple[str, Share]:
         self._raise()
         assert member_id is not None

@@ -17,6 +17,8 @@ export interface SubscribeOptions<M = Message> {
   mode?: Mode;
   /** Stream: the member's name. With the same one a restarted program takes its own partitions again. */
   member?: string;
+  /** Stream: the machine room that this member stands in, for a group that is shared out by rooms. */
+  room?: string;
   /** Reader: where to begin. A string that is no word is a cursor. Default `latest`. */
   from?: From;
   /** Stream, queue: where a new group begins. Default `latest` in stream mode, `earliest` in queue mode. */

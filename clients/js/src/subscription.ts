@@ -281,6 +281,7 @@ export class Subscription<M extends Item = Message> implements AsyncIterable<M> 
       queue: options.queue,
       group: options.group,
       member: mode === "stream" && options.queue === undefined ? this.member : undefined,
+      room: options.room,
       from: mode === "reader" ? (isKnown ? this.#places.cursor((place) => place.next) : options.from) : undefined,
       epochs: mode === "reader" && isKnown && options.pattern === undefined ? this.#epochs : undefined,
       start: mode === "reader" ? undefined : options.start,

@@ -333,11 +333,12 @@ test("stream: a session that comes back with other partitions tells so", async (
 });
 
 test("stream: a session that ended is joined again under the member's name", async () => {
-  const { server, client } = await subscription({ group: "g", member: "m1" });
+  const { server, client } = await subscription({ group: "g", member: "m1", room: "east" });
   server.resumed = () => ({ subs: {}, ended: { s1: { error_code: 40961, message: "too far behind" } } });
   server.last.cut();
   await reconnected(server);
   assert.equal(server.last.commands("subscribe")[0].member, "m1");
+  assert.equal(server.last.commands("subscribe")[0].room, "east");
   await client.close();
 });
 

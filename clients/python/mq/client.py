@@ -359,7 +359,7 @@ class Group:
     @overload
     def stream(
         self, topics: str | Sequence[str] = (), *, as_: type[T], pattern: str | None = None,
-        start: Start | None = None, member: str | None = None, commit: Commit = "auto",
+        start: Start | None = None, member: str | None = None, room: str | None = None, commit: Commit = "auto",
         commit_interval: Duration = COMMIT_INTERVAL_S, tags: Iterable[str] | None = None, credit: int | None = None,
         on_assigned: Callable[[Partitions], object] | None = None,
         on_revoked: Callable[[Partitions, bool], object] | None = None,
@@ -368,7 +368,7 @@ class Group:
     @overload
     def stream(
         self, topics: str | Sequence[str] = (), *, as_: None = None, pattern: str | None = None,
-        start: Start | None = None, member: str | None = None, commit: Commit = "auto",
+        start: Start | None = None, member: str | None = None, room: str | None = None, commit: Commit = "auto",
         commit_interval: Duration = COMMIT_INTERVAL_S, tags: Iterable[str] | None = None, credit: int | None = None,
         on_assigned: Callable[[Partitions], object] | None = None,
         on_revoked: Callable[[Partitions, bool], object] | None = None,
@@ -382,6 +382,7 @@ class Group:
         pattern: str | None = None,
         start: Start | None = None,
         member: str | None = None,
+        room: str | None = None,
         commit: Commit = "auto",
         commit_interval: Duration = COMMIT_INTERVAL_S,
         tags: Iterable[str] | None = None,
@@ -393,14 +394,15 @@ class Group:
 
         Asking for the next message says that the one before is done; what is done is committed every `commit_interval`
         and at the end. `start`: where a group that was never here begins ("latest" by default). `member`: a name under
-        which a restarted program takes its own partitions again. `on_revoked` gets the partitions and whether another
+        which a restarted program takes its own partitions again. `room`: the machine room that this member stands in,
+        for a group that is shared out by rooms. `on_revoked` gets the partitions and whether another
         member has them already.
         """
         client = self._client
         return client._subscribed(  # type: ignore[no-any-return]
             Stream[Any](
                 client._connection, client._clock, client._sub(), _what(topics, pattern, tags), decoder(as_),
-                group=self.name, start=start, member=member, commit=commit,
+                group=self.name, start=start, member=member, room=room, commit=commit,
                 commit_interval_s=seconds(commit_interval, "commit_interval"), credit=credit,
                 on_assigned=on_assigned, on_revoked=on_revoked, on_over=client._subscriptions.discard,
             )
@@ -435,7 +437,7 @@ class Group:
         return client._subscribed(  # type: ignore[no-any-return]
             Stream[Any](
                 client._connection, client._clock, client._sub(), What((topic,), queue=queue), decoder(as_),
-                group=self.name, start=start, member=None, commit=commit,
+                group=self.name, start=start, member=None, room=None, commit=commit,
                 commit_interval_s=seconds(commit_interval, "commit_interval"), credit=credit,
                 on_assigned=None, on_revoked=None, on_over=client._subscriptions.discard,
             )

@@ -46,6 +46,7 @@ class Stream(PartitionedSubscription[T]):
         group: str,
         start: Start | None,
         member: str | None,
+        room: str | None,
         commit: Commit,
         commit_interval_s: float,
         credit: int | None,
@@ -60,6 +61,7 @@ class Stream(PartitionedSubscription[T]):
         super().__init__(connection, clock, sub, what, decode, credit=min(credit or CREDIT, most), on_over=on_over)
         self.member = member or f"py-{secrets.token_hex(8)}"
         """The member's name. A restarted program that uses the same one takes its own partitions again."""
+        self._room = room
         self._progress = ProgressTable()
         self._group = group
         self._is_done_by_asking = commit == "auto"
@@ -98,6 +100,7 @@ class Stream(PartitionedSubscription[T]):
         return {
             "group": self._group,
             "member": None if self._what.queue is not None else self.member,
+            "room": self._room,
             "start": self._start,
             "credit": self._window.opened(),
             "auto_credit": False,

@@ -299,6 +299,7 @@ class GroupMember(Part):
     topic_pattern: str | None
     session_timeout_ms: Count
     heard_ago_ms: int
+    room: Annotated[str | None, Meta(description="The machine room that it says it stands in.")]
     assigned: list[TopicPartition]
     revoking: list[TopicPartition]
 
@@ -321,6 +322,9 @@ class Group(GroupSummary):
     config: Annotated[GroupConfig, judged({"$ref": "#/components/schemas/GroupSettings"})]
     members: list[GroupMember]
     workers: list[Worker]
+    warnings: Annotated[
+        list[str], Meta(description="What is odd about how partitions are shared out by machine rooms, for people.")
+    ]
     light_offset_count: Annotated[int, Meta(ge=0, description="Offsets in light queues, each partition counted.")]
 
 

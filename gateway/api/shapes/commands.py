@@ -31,6 +31,7 @@ NAME_CHARS_MAX = 249
 """Topics and groups."""
 
 MEMBER_CHARS_MAX = 255
+ROOM_CHARS_MAX = 100
 TOKEN_CHARS_MAX = 16_384
 FILTER_CHARS_MAX = 16_384
 CLIENT_CHARS_MAX = 256
@@ -143,6 +144,7 @@ class SubscribeCommand(OfSubscription, kw_only=True):
     mode: ModeName | None = None
     group: LongName | None = None
     member: Annotated[str, chars(MEMBER_CHARS_MAX)] | None = None
+    room: Annotated[str, chars(ROOM_CHARS_MAX, "The machine room that the member stands in.")] | None = None
     from_: Annotated[object, judged(_start("Where a reader begins; latest."))] = field(name="from", default=None)
     start: Annotated[
         object,

@@ -601,6 +601,7 @@ class ConsumeQuery(Shape):
     mode: Annotated[str, _text("How records are consumed.", enum=["reader", "stream", "queue"])] | None = None
     group: Annotated[str, _text("The consumer group; its mode is `stream` unless `mode` says otherwise.")] | None = None
     member: Annotated[str, _text("The name of this member, in stream mode.")] | None = None
+    room: Annotated[str, _text("The machine room that it stands in.")] | None = None
     filter: Filter | None = None
     credit: Annotated[_Many, Meta(description="Records that may be on their way.")] | None = None
     credit_bytes: Annotated[_Many, Meta(description="Bytes that may be on their way.")] | None = None

@@ -446,12 +446,16 @@ class Coordinator:
     def describe(self, group: str) -> GroupDescription:
         """See `Groups.describe`."""
         members: list[MemberView] = []
+        warnings: set[str] = set()
         now_ms = self._context.monotonic_ms()
         for state in self.looking.parts(group):
+            warnings.update(state.membership.rooms.warnings)
             for member in state.membership.members():
                 share = state.membership.share(member.member_id)
                 members.append(MemberView(member, share, state.membership.heard_ago_ms(member.member_id, now_ms)))
-        return GroupDescription(self.looking.view(group), self._table.config(group), tuple(members))
+        return GroupDescription(
+            self.looking.view(group), self._table.config(group), tuple(members), tuple(sorted(warnings))
+        )
 
     def config(self, group: str) -> GroupConfig:
         """See `Groups.config`."""

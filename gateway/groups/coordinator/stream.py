@@ -97,11 +97,12 @@ class StreamMode:
         generation: int | None = None,
         session_timeout_ms: int | None = None,
         metadata: bytes = b"",
+        room: str = "",
     ) -> tuple[str, Share]:
         """See `Groups.join`."""
         check_group_name(group)
         member_id = member_id or f"{NAMELESS}{token_hex(8)}"
-        join = Join(member_id, subscription, generation, session_timeout_ms, metadata)
+        join = Join(member_id, subscription, generation, session_timeout_ms, metadata, room=room)
         return member_id, await self._joins.ask(group, member_id, join)
 
     async def _join_all(self, group: str, joins: Sequence[Join]) -> list[Share | Exception]:

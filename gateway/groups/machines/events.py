@@ -41,6 +41,8 @@ class MemberJoined:
     plans: bool = False
     """See `Member.plans`."""
 
+    room: str = ""
+
 
 @dataclass(frozen=True, slots=True)
 class MemberLeft:
@@ -315,7 +317,7 @@ _KINDS: dict[str, type[Event]] = {
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
-_LEFT_OUT = ("plans", "name")
+_LEFT_OUT = ("plans", "name", "room")
 """Fields that are not written where they say nothing, so that servers from before them read what they know."""
 
 

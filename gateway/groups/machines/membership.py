@@ -68,7 +68,7 @@ from gateway.groups.machines.events import (
     PartitionsReleased,
     Rebalanced,
 )
-from gateway.groups.machines.strategies.base import IllegalAssignment, Partition, Strategy, allocate, check
+from gateway.groups.machines.strategies.base import IllegalAssignment, Partition, Rooms, Strategy, allocate, check
 from gateway.groups.machines.strategies.sticky import Sticky
 from gateway.groups.machines.subscription import Subscription
 from gateway.routing.base import TopicView
@@ -77,6 +77,7 @@ log = logging.getLogger(__name__)
 
 MEMBER_ID_BYTES_MAX = 255
 METADATA_BYTES_MAX = 64 * 1024
+ROOM_BYTES_MAX = 100
 
 MEMBER_BYTES = 1_500
 """What a member takes besides its metadata and the topics it names."""
@@ -111,10 +112,13 @@ class Member:
     """It can compute the assignment for all members, as members of Kafka's protocol can, and does while all of them
     can."""
 
+    room: str = ""
+    """The machine room that it says it stands in."""
+
     @property
     def size_bytes(self) -> int:
         """What it takes, about."""
-        return MEMBER_BYTES + len(self.metadata) + TOPIC_BYTES * len(self.subscription.topics)
+        return MEMBER_BYTES + len(self.metadata) + len(self.room) + TOPIC_BYTES * len(self.subscription.topics)
 
 
 class Join(NamedTuple):
@@ -126,6 +130,7 @@ class Join(NamedTuple):
     session_timeout_ms: int | None = None
     metadata: bytes = b""
     plans: bool = False
+    room: str = ""
 
 
 class PlanState(NamedTuple):
@@ -170,8 +175,10 @@ class Membership:
     are all topics there are. `strategy` is None when a member computes the assignment.
     """
 
-    def __init__(self, group: str, config: GroupConfig, strategy: Strategy | None) -> None:
+    def __init__(self, group: str, config: GroupConfig, strategy: Strategy | None, rooms: Rooms | None = None) -> None:
+        """`rooms`: what the strategy knows rooms of members by."""
         self.group = group
+        self.rooms = rooms or Rooms(group)
         self._config = config
         self._strategy = strategy
         self._members: dict[str, Member] = {}  # the longest first
@@ -345,7 +352,7 @@ class Membership:
 
     def _decide_join(self, join: Join, new_count: int) -> list[MembershipEvent]:
         config = self._config
-        member_id, subscription, generation, session_timeout_ms, metadata, plans = join
+        member_id, subscription, generation, session_timeout_ms, metadata, plans, room = join
         timeout_ms = config.session_timeout_ms if session_timeout_ms is None else session_timeout_ms
         if not config.session_timeout_ms_min <= timeout_ms <= config.session_timeout_ms_max:
             low, high = config.session_timeout_ms_min, config.session_timeout_ms_max
@@ -354,6 +361,8 @@ class Membership:
             raise IllegalRequest(f"a member id has 1 to {MEMBER_ID_BYTES_MAX} bytes")
         if len(metadata) > METADATA_BYTES_MAX:
             raise IllegalRequest(f"the metadata of a member has at most {METADATA_BYTES_MAX} bytes")
+        if len(room.encode()) > ROOM_BYTES_MAX:
+            raise IllegalRequest(f"the room of a member has at most {ROOM_BYTES_MAX} bytes")
         known = self._members.get(member_id)
         if known is None and len(self._members) + new_count >= config.members_max:
             raise GroupFull(f"group={self.group} has {config.members_max} members, which is its limit")
@@ -363,7 +372,7 @@ class Membership:
             since_generation = self._caller(member_id, generation).since_generation
         elif known is not None:
             before.append(MemberLeft(self.group, member_id, REPLACED))
-        member = Member(member_id, subscription, timeout_ms, metadata, since_generation, plans)
+        member = Member(member_id, subscription, timeout_ms, metadata, since_generation, plans, room)
         return [] if member == known else [*before, self._joined(member)]
 
     def decide_leave(self, member_id: str, generation: int, topics: Sequence[TopicView]) -> list[MembershipEvent]:
@@ -445,6 +454,7 @@ class Membership:
         events: list[MembershipEvent] = []
         generation, target = self._generation, self._target
         if self._leader_plans:
+            self.rooms.warnings = ()
             if self._has_changed:
                 generation, target = generation + 1, {}
                 leader = next(iter(self._members), None)
@@ -543,6 +553,7 @@ class Membership:
                     event.metadata,
                     event.since_generation,
                     event.plans,
+                    event.room,
                 )
                 self._members_bytes += member.size_bytes
                 self._heard_ms[event.member_id] = now_ms
@@ -646,6 +657,7 @@ class Membership:
             member.metadata,
             wish.visible,
             member.plans,
+            member.room,
         )
 
     def _followed_by_rebalance(
@@ -691,6 +703,7 @@ class Membership:
                 partitions_of.setdefault(subscribers, []).extend(_partitions_of(topic))
         current = _by_member(self._target)
         target: dict[Partition, str] = {}
+        self.rooms.begin({member.member_id: member.room for member in self._members.values() if member.room})
         for subscribers, partitions in partitions_of.items():
             try:
                 shares = allocate(strategy, subscribers, partitions, current)
@@ -700,6 +713,7 @@ class Membership:
                 target |= {p: self._target[p] for p in existing if self._target[p] in subscribers}
             else:
                 target |= {partition: member for member, share in shares.items() for partition in share}
+        self.rooms.end()
         return target
 
 

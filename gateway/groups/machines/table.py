@@ -68,7 +68,7 @@ from gateway.groups.machines.progress import (
     Progress,
     Stored,
 )
-from gateway.groups.machines.strategies.base import Assignment, Partition, Strategy, StrategyContext
+from gateway.groups.machines.strategies.base import Assignment, Partition, Rooms, Strategy, StrategyContext
 from gateway.groups.machines.strategies.registry import StrategyRegistry
 from gateway.groups.machines.topic_leases import TopicLeases
 
@@ -256,12 +256,16 @@ class GroupTable:
 
     # What shall be
 
-    def strategy(self, config: GroupConfig) -> Strategy | None:
-        """The strategy of a group with these settings. Raises ValueError when there is no such one, or its options are
-        not what it takes."""
+    def strategy(self, config: GroupConfig, rooms: Rooms | None = None) -> Strategy | None:
+        """The strategy of a group with these settings; `rooms`, those of its members. Raises ValueError when there is
+        no such one, or its options are not what it takes."""
         if config.strategy is None:
             return None
-        return self._strategies.make(config.strategy, replace(self._context, options=config.strategy_options))
+        rooms = rooms or Rooms()
+        context = replace(
+            self._context, options=config.strategy_options, room_of_member=rooms.of_member, warn=rooms.warn
+        )
+        return self._strategies.make(config.strategy, context)
 
     def decide_prune(self, exists: Callable[[int], bool]) -> list[Forgotten]:
         """Forget what groups have in topics that are gone; topic ids are not reused, so it can never matter again."""
@@ -383,7 +387,8 @@ class GroupTable:
 
     def _made(self, name: str) -> Group:
         config = self.config(name)
-        return Group(name, config, Membership(name, config, self._strategy_or_none_found(name, config)))
+        rooms = Rooms(name)
+        return Group(name, config, Membership(name, config, self._strategy_or_none_found(name, config, rooms), rooms))
 
     def _configure(self, group: Group, config: GroupConfig) -> None:
         """Change settings of a group, and of the members it has, when it is broadcasting."""
@@ -395,9 +400,9 @@ class GroupTable:
                 changed.config.strategy_options,
             )
             changed.config = config
-            changed.membership.reconfigure(
-                config, self._strategy_or_none_found(name, config), is_other_strategy=is_other_strategy
-            )
+            membership = changed.membership
+            strategy = self._strategy_or_none_found(name, config, membership.rooms)
+            membership.reconfigure(config, strategy, is_other_strategy=is_other_strategy)
             for _, leases in changed.open_leases():
                 leases.reconfigure(config)
 
@@ -408,10 +413,10 @@ class GroupTable:
             if not others:
                 del self._lone[group_of(name)]
 
-    def _strategy_or_none_found(self, name: str, config: GroupConfig) -> Strategy | None:
+    def _strategy_or_none_found(self, name: str, config: GroupConfig, rooms: Rooms) -> Strategy | None:
         """A plug-in that was there when the group was configured may be gone: the group goes on with what it has."""
         try:
-            return self.strategy(config)
+            return self.strategy(config, rooms)
         except (ValueError, ImportError, AttributeError) as error:
             log.error("group=%s its strategy cannot be made, assignments stay error=%s", name, error)
             return _Missing(str(config.strategy), str(error))

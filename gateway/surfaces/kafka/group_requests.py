@@ -106,7 +106,7 @@ def _asked(session: Session, version: int, request: Message) -> JoinAsked:
         raise Refused(errors.INVALID_SESSION_TIMEOUT)
     protocol_type = request["protocol_type"]
     protocols = {one["name"]: one["metadata"] for one in request["protocols"]}
-    topics, owned = subscription_of(protocol_type, next(iter(protocols.values()), b""))
+    topics, owned, room = subscription_of(protocol_type, next(iter(protocols.values()), b""))
     # A member that may not read a topic would leave its partitions unread, so it is given none of them.
     wanted = frozenset(topic for topic in topics if session.may(Permission.RECEIVE, topic=topic))
     rebalance_ms = request.get("rebalance_timeout_ms", -1)
@@ -119,7 +119,7 @@ def _asked(session: Session, version: int, request: Message) -> JoinAsked:
         protocols=protocols,
     )
     subscription = Subscription(wanted) if wanted else Subscription(pattern=NO_TOPICS)
-    return JoinAsked(group, request["member_id"], session_ms, member, subscription, owned, needs_id=version >= 4)
+    return JoinAsked(group, request["member_id"], session_ms, member, subscription, owned, version >= 4, room)
 
 
 async def sync_group(session: Session, version: int, request: Message) -> Message:
@@ -374,7 +374,7 @@ def _member(session: Session, view: MemberView) -> Message:
     consumer = kafka is None or kafka.protocol_type == CONSUMER
     metadata = b"" if kafka is None else next(iter(kafka.protocols.values()), b"")
     if consumer:
-        topics, owned = subscription_of(CONSUMER, metadata)
+        topics, owned, _ = subscription_of(CONSUMER, metadata)
         told = {*(member.subscription.topics if kafka is None else topics), *(one.topic for one in owned)}
         seen = [topic for topic in sorted(told) if session.may(Permission.DESCRIBE, topic=topic)]
         if kafka is None or len(seen) < len(told):

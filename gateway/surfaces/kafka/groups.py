@@ -121,6 +121,8 @@ class JoinAsked(NamedTuple):
     needs_id: bool
     """Whether a new member is to come back with the id that it is told."""
 
+    room: str = ""
+
 
 class Joined(NamedTuple):
     """The answer to a JoinGroup request. `members` for the leader alone: each with its instance id and metadata."""
@@ -390,6 +392,7 @@ class KafkaGroups:
             asked.session_timeout_ms,
             asked.member.encoded(),
             True,
+            asked.room,
         )
 
     # ------------------------------------------------------------------------------------------- SyncGroup
@@ -524,11 +527,18 @@ def _chosen(members: Sequence[KafkaMember]) -> str:
     return max(votes, key=lambda name: votes[name])
 
 
-def subscription_of(protocol_type: str, metadata: bytes) -> tuple[list[str], frozenset[TopicPartition]]:
-    """The topics that a consumer wants, and the partitions that it has not given up, as its metadata says. Nothing, for
-    metadata of anything else. Raises Malformed."""
+class Wanted(NamedTuple):
+    """What the metadata of a consumer says: the topics it wants, the partitions it has not given up, its room."""
+
+    topics: Sequence[str] = ()
+    owned: frozenset[TopicPartition] = frozenset()
+    room: str = ""
+
+
+def subscription_of(protocol_type: str, metadata: bytes) -> Wanted:
+    """What the metadata of a consumer says; nothing, for that of anything else. Raises Malformed."""
     if protocol_type != CONSUMER or len(metadata) < 2:
-        return [], frozenset()
+        return Wanted()
     version = min(int.from_bytes(metadata[:2], "big", signed=True), _VERSION_MAX)
     if version < 0:
         raise Malformed(f"a subscription of version {version}")
@@ -538,7 +548,7 @@ def subscription_of(protocol_type: str, metadata: bytes) -> tuple[list[str], fro
         for one in message.get("owned_partitions", ())
         for number in one["partitions"]
     ]
-    return message["topics"], frozenset(owned)
+    return Wanted(message["topics"], frozenset(owned), message.get("rack_id") or "")
 
 
 def _partitions_in(assignment: bytes) -> list[TopicPartition]:

@@ -214,6 +214,7 @@ async def describe_group(gateway: Gateway, request: web.Request, _: bytes) -> we
         config=described.config,
         members=[_member(request, view) for view in described.members],
         workers=workers,
+        warnings=list(described.warnings),
         light_offset_count=gateway.groups.light_offsets.count(described.view.group),
     )
     return json_answer(request, body)
@@ -560,6 +561,7 @@ def _member(request: web.Request, view: MemberView) -> answers.GroupMember:
         topic_pattern=wish.pattern,
         session_timeout_ms=view.member.session_timeout_ms,
         heard_ago_ms=view.heard_ago_ms,
+        room=view.member.room or None,
         assigned=_partitions(request, view.share.assigned),
         revoking=_partitions(request, view.share.revoking),
     )

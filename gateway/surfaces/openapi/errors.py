@@ -75,7 +75,7 @@ MEANINGS: dict[int, str] = {
     42850: "`If-Match` is missing: say which version of the rules you have seen.",
     42901: "Too many requests or bytes of one caller, or too many failed logins; `Retry-After` says when.",
     42950: "Too many topics, partitions, schedules (recurring ones too), remembered ids, streams, sockets, instances, "
-    "tickets or leases.",
+    "tickets or leases; too many partitions move.",
     50002: "Stored bytes fail their check: never skipped, never served.",
     50350: "The server is starting, stopping, or stopped by an I/O error. Whether a send was stored is unknown then.",
     50351: "Too much waits to be written or to be taken, a group is being read, or the timer is behind: try again.",

@@ -116,6 +116,7 @@ class Subscribe:
     auto_ack: bool
     invisible_ms: int | None
     batch: int
+    room: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -176,6 +176,7 @@ _OF_MODES: dict[str, tuple[Mode, ...]] = {
     "start": (Mode.STREAM, Mode.QUEUE),
     "auto_ack": (Mode.STREAM, Mode.QUEUE),
     "member": (Mode.STREAM,),
+    "room": (Mode.STREAM,),
     "invisible_ms": (Mode.QUEUE,),
 }
 """Fields that not every mode has."""
@@ -216,6 +217,7 @@ def _subscribe(taken: SubscribeCommand) -> Subscribe:
         auto_ack=taken.auto_ack or False,
         invisible_ms=taken.invisible_ms,
         batch=BATCH_DEFAULT if taken.batch is None else taken.batch,
+        room=taken.room or "",
     )
 
 
@@ -235,6 +237,8 @@ def _check_queue(taken: SubscribeCommand, mode: Mode) -> None:
         raise invalid("mode: light queues are read by name in stream and queue mode")
     if taken.member is not None:
         raise invalid("member: a group has no members in a light queue")
+    if taken.room is not None:
+        raise invalid("room: a group has no members in a light queue")
     if mode is Mode.QUEUE and isinstance(taken.start, Mapping):
         raise invalid('start: a light queue is begun at "earliest" or "latest"')
 

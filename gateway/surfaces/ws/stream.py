@@ -209,7 +209,9 @@ class Stream:
         if wish != self._wish and self._member_id is not None:
             self._wish = wish
             with suppress(UnknownMember, StaleGeneration):  # `_follow` is told the same, and does something about it
-                await self._groups.join(self.group, self._member_id, wish, generation=self._share.generation)
+                await self._groups.join(
+                    self.group, self._member_id, wish, generation=self._share.generation, room=self._command.room
+                )
 
     # Membership
 
@@ -225,7 +227,9 @@ class Stream:
 
     async def _join(self) -> None:
         self._wish = self._wish_now()
-        self._member_id, share = await self._groups.join(self.group, self._member_id, self._wish)
+        self._member_id, share = await self._groups.join(
+            self.group, self._member_id, self._wish, room=self._command.room
+        )
         self._drain_ms = min(DRAIN_MS, self._groups.config(self.group).drain_timeout_ms // 2)
         await self._heed(share)
 

@@ -24,10 +24,10 @@ async def committed(link: Link, *, ok: bool = True) -> str:
 async def test_what_is_asked_for_goes_on_the_wire() -> None:
     peer = Peer()
     async with connected(peer) as client:
-        stream = client.group("billing").stream("t", start="earliest", member="one")
+        stream = client.group("billing").stream("t", start="earliest", member="one", room="east")
         assert {**await subscribed(peer), "id": 0} == {
             "id": 0, "op": "subscribe", "sub": "s1", "mode": "stream", "topics": ["t"], "group": "billing",
-            "member": "one", "start": "earliest", "credit": 2000, "auto_credit": False,
+            "member": "one", "room": "east", "start": "earliest", "credit": 2000, "auto_credit": False,
         }  # fmt: skip
         assert stream.member == "one"
         assert client.group("billing").stream("t").member.startswith("py-")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gateway.api.errors import ANSWERS, error_of
+from gateway.cluster.move_slots import MovesBusy
 from gateway.errors import RequestError
 from gateway.routing.base import UnknownPartition
 from gateway.surfaces.http.statuses import status_of
@@ -37,6 +38,7 @@ def test_every_code_has_three_or_five_digits(cls: type[Exception]) -> None:
         (DiskFull("x"), 507, 50750, True),
         (Overloaded("x"), 503, 50351, True),
         (TimerBusy("x"), 503, 50351, True),
+        (MovesBusy("x"), 429, 42950, True),
         (UnknownQueue("x"), 404, 40401, False),
         (UnknownPartition("x"), 404, 40402, False),
         (Corrupt("/secret/path", 7, "crc"), 500, 50002, False),

@@ -10,7 +10,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -19,6 +19,7 @@ from typing import Any
 import aiohttp
 import aiokafka
 import confluent_kafka
+import mq as mq_client
 import pytest
 from aiokafka.errors import KafkaError
 from confluent_kafka.admin import AdminClient, ConfigResource, NewPartitions, NewTopic, OffsetSpec
@@ -26,6 +27,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, NewPartitions, Ne
 from gateway.surfaces.kafka import apis, errors
 from tests.e2e import test_kafka_clients as clients
 from tests.e2e.kafka_wire import wire
+from tests.gateway.cli.command import mq
 from tests.gateway.cluster.etcd_server import EtcdServer, free_port
 from tests.gateway.cluster.test_served import Nodes, served
 from tests.waiting import PATIENCE_S
@@ -43,11 +45,11 @@ class KafkaNodes(Nodes):
         self.addresses: dict[str, str] = {}
         self.consuming: list[Consuming] = []
 
-    async def start(self, name: str) -> None:
+    async def start(self, name: str, *, joined: bool = False, **more: str) -> None:
         port = free_port()
         self.addresses[name] = f"127.0.0.1:{port}"
         self._settings |= {"MQ_KAFKA_ENABLED": "true", "MQ_KAFKA_PORT": str(port)}
-        await super().start(name)
+        await super().start(name, joined=joined, **more)
 
     @property
     def bootstrap(self) -> str:
@@ -527,3 +529,84 @@ async def test_a_client_of_each_kind_while_partitions_move_and_nodes_are_killed_
         found = await stored(nodes, TOPIC)
         assert found.keys() == {value.encode() for value in values}
         assert set(found.values()) == {1}
+
+
+@pytest.mark.matrix
+async def test_strategies_go_by_rooms_of_members_of_every_kind_and_by_names_of_brokers(
+    tmp_path: Path, etcd: EtcdServer
+) -> None:
+    """The original's vector for consistent hash: partitions 0 to 7 of topic T, broker b, members c0, c1 and c2."""
+    async with served(tmp_path, etcd, Random(31), 1, KafkaNodes) as nodes, AsyncExitStack() as members:
+        assert isinstance(nodes, KafkaNodes)
+        await nodes.start("b", MQ_ROOM="west")
+        await nodes.done("n1", "PUT", "/mq/v1/topics/T", json={"partitions": 8})
+        await nodes.done("n1", "PUT", f"/mq/v1/topics/{TOPIC}", json={"partitions": 4})
+        for partition in range(8):
+            await nodes.done("n1", "POST", f"/mq/v1/topics/T/partitions/{partition}/move", json={"to": "b"})
+        for partition in range(4):
+            to = "n1" if partition < 2 else "b"
+            await nodes.done("n1", "POST", f"/mq/v1/topics/{TOPIC}/partitions/{partition}/move", json={"to": to})
+        await nodes.done("n1", "PATCH", "/mq/v1/groups/vector", json={"strategy": "consistent_hash"})
+        await nodes.done("b", "PATCH", "/mq/v1/groups/near", json={"strategy": "machine_room_nearby"})
+        client = await members.enter_async_context(mq_client.connect(nodes.servers["n1"].url))
+        for name in ("c0", "c1", "c2"):
+            await members.enter_async_context(client.group("vector").stream("T", member=name))
+        assert await _shares(nodes, "vector", {"c0": [3, 4, 6], "c1": [1, 2, 5], "c2": [0, 7]}) == []
+
+        socket = await members.enter_async_context(client.group("near").stream(TOPIC, member="socket", room="east"))
+        v2 = {"Content-Type": "application/vnd.kafka.v2+json"}
+        made = {"name": "rest", "client.rack": "west"}
+        await nodes.done("n1", "POST", "/consumers/near", json=made, headers=v2)
+        instance = "/consumers/near/instances/rest"
+        await nodes.done("n1", "POST", f"{instance}/subscription", json={"topics": [TOPIC]}, headers=v2)
+        assert await _shares(nodes, "near", {"socket": [0, 1], "rest": [2, 3]}) == []
+        kafka: Any = confluent_kafka.Consumer({
+            "bootstrap.servers": nodes.bootstrap, "group.id": "near", "client.id": "kafka", "client.rack": "west",
+            "partition.assignment.strategy": "cooperative-sticky", "log_level": 0,
+        })  # fmt: skip
+        members.callback(kafka.close)
+        kafka.subscribe([TOPIC])
+        polling = asyncio.create_task(_poll(kafka))
+        members.callback(polling.cancel)
+        accepts = {"Accept": "application/vnd.kafka.binary.v2+json"}
+        async with asyncio.timeout(PATIENCE_S):
+            while (await nodes.ask("n1", "GET", f"{instance}/records", headers=accepts))[0] == 200:
+                if sorted(len(numbers) for numbers in (await _seen(nodes, "near"))[0].values()) == [1, 1, 2]:
+                    break
+        shares, _ = await _seen(nodes, "near")
+        assert shares.pop("socket") == [0, 1]
+        assert sorted(shares.values()) == [[2], [3]]
+        described = await nodes.done("n1", "GET", "/mq/v1/groups/near")
+        assert {row["room"] for row in described["members"]} == {"east", "west"}
+        await socket.aclose()
+        while "socket" in (await _seen(nodes, "near"))[0]:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+        assert (await _seen(nodes, "near"))[1] == [
+            "rooms without a member, whose partitions members of all rooms share: east"
+        ]
+        ran = await asyncio.to_thread(mq, "group", "describe", "near", url=nodes.servers["n1"].url)
+        assert "warning: rooms without a member" in ran.stdout, ran.stderr
+
+
+async def _poll(consumer: Any) -> None:
+    while True:
+        await asyncio.to_thread(consumer.poll, 0.1)
+
+
+async def _seen(nodes: KafkaNodes, group: str) -> tuple[dict[str, list[int]], list[str]]:
+    """The partitions of each member, and what the group is warned of."""
+    described = await nodes.done("n1", "GET", f"/mq/v1/groups/{group}")
+    shares = {row["member_id"]: sorted(one["partition"] for one in row["assigned"]) for row in described["members"]}
+    return shares, described["warnings"]
+
+
+async def _shares(nodes: KafkaNodes, group: str, expected: dict[str, list[int]]) -> list[str]:
+    """Wait until members have what is expected; the warnings."""
+    shares: dict[str, list[int]] = {}
+    with suppress(TimeoutError):
+        async with asyncio.timeout(PATIENCE_S):
+            while shares != expected:
+                await asyncio.sleep(0.05)
+                shares, warnings = await _seen(nodes, group)
+    assert shares == expected
+    return warnings

@@ -64,6 +64,8 @@ def test_values_are_read_in_their_type(name: str, value: object, read: object) -
         {"data": "d", "limits.delay_ms_max": 1},
         {"data": "d", "port": "http"},
         {"data": "d", "port": 70_000},
+        {"data": "d", "cluster.moves_max": 0},
+        {"data": "d", "cluster.moves_max": 101},
         {"data": "d", "port": True},
         {"data": "d", "port": 1.5},
         {"data": "d", "store.acks": "maybe"},

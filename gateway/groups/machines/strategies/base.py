@@ -12,10 +12,13 @@ puts the arguments in order and refuses a result that gives a partition to two m
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import NamedTuple, Protocol
+
+log = logging.getLogger(__name__)
 
 _NAMED_MAX = 10
 
@@ -61,6 +64,36 @@ def room_of_name(name: str) -> str:
     return room if at else ""
 
 
+class Rooms:
+    """The machine rooms of the members of one group, and what its strategy had to warn of the last time."""
+
+    def __init__(self, group: str = "") -> None:
+        self._group = group
+        self._said: Mapping[str, str] = {}
+        self._found: list[str] = []
+        self.warnings: tuple[str, ...] = ()
+        """For people: why members have nothing, or what lies in other rooms."""
+
+    def of_member(self, member: str) -> str:
+        """The room that a member has said; else what stands before the @ of its id."""
+        return self._said.get(member) or room_of_name(member)
+
+    def warn(self, text: str) -> None:
+        """Have something to say about the assignment that is made."""
+        self._found.append(text)
+
+    def begin(self, said: Mapping[str, str]) -> None:
+        """An assignment is made anew, for members that have said these rooms."""
+        self._said = said
+        self._found.clear()
+
+    def end(self) -> None:
+        """It is made: what was warned of stays until the next one, and the log has what is new."""
+        for text in sorted({*self._found}.difference(self.warnings)):
+            log.warning("group=%s %s", self._group, text)
+        self.warnings = tuple(sorted({*self._found}))
+
+
 def no_broker(_partition: Partition) -> str:
     """For one node: all partitions lie on one broker without a name."""
     return ""
@@ -73,6 +106,9 @@ class StrategyContext:
     broker_of: BrokerOf = no_broker
     room_of_broker: RoomOf = room_of_name
     room_of_member: RoomOf = room_of_name
+    warn: Callable[[str], None] = log.warning
+    """Says what is odd about the assignment that is being made: the log has it, and whoever looks at the group."""
+
     options: Mapping[str, object] = field(default_factory=dict)
     """The group's settings for the strategy, as in its JSON."""
 

@@ -71,7 +71,9 @@ class StrategyRegistry:
         if not isinstance(inner, str) or inner == MachineRoomNearby.name:
             raise ValueError('machine_room_nearby: "inner" must be the name of another strategy')
         inside = self.make(inner, context)
-        return MachineRoomNearby(inside, context.broker_of, context.room_of_member, context.room_of_broker)
+        return MachineRoomNearby(
+            inside, context.broker_of, context.room_of_member, context.room_of_broker, context.warn
+        )
 
 
 def _consistent_hash(context: StrategyContext) -> Strategy:
@@ -106,6 +108,6 @@ def _pair(pair: object) -> tuple[str, int]:
 def _machine_room(context: StrategyContext) -> Strategy:
     match context.options.get("rooms"):
         case list() as rooms if rooms and all(isinstance(room, str) for room in rooms):
-            return MachineRoom(context.broker_of, rooms, context.room_of_broker)
+            return MachineRoom(context.broker_of, rooms, context.room_of_broker, context.warn)
         case _:
             raise ValueError('machine_room: "rooms" must be a list of names')

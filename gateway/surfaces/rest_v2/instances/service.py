@@ -364,16 +364,18 @@ class Instances:
         instance = live.instance
         assert instance.wish is not None
         arguments = (instance.group, instance.name, instance.wish)
-        timeout_ms = self._session_timeout_ms(instance.group)
+        timeout_ms, room = self._session_timeout_ms(instance.group), instance.settings.room
         generation = instance.generation
         if not live.is_member:
             generation = None
             instance.own(())  # whatever it had may have been another's meanwhile
         try:
-            _, share = await self._groups.join(*arguments, generation=generation, session_timeout_ms=timeout_ms)
+            _, share = await self._groups.join(
+                *arguments, generation=generation, session_timeout_ms=timeout_ms, room=room
+            )
         except (StaleGeneration, UnknownMember):
             instance.own(())
-            _, share = await self._groups.join(*arguments, session_timeout_ms=timeout_ms)
+            _, share = await self._groups.join(*arguments, session_timeout_ms=timeout_ms, room=room)
         live.is_member = True
         await self._take(live, share)
         self._follow(live)

@@ -8,6 +8,7 @@
     consumer.request.timeout.ms | requestWaitMs     the longest a read waits; 1000 (default) unless the read says longer
     max.poll.records                                records of one read at most
     on.decode.error                                 inline (default), fail, skip: records that are not in `format`
+    client.rack                                     the machine room that the instance stands for, as in Kafka's clients
 
 Other keys are ignored, as clients pass on whatever they have. `enable.auto.commit` is Strimzi's key, and its clients
 expect 204 for a commit where Confluent's expect 200: the key tells them apart.
@@ -23,7 +24,7 @@ from typing import TypeVar
 
 from gateway.codec.records import Format
 from gateway.errors import CONFIG_CONSTRAINT, RequestError, invalid
-from gateway.groups.machines.membership import MEMBER_ID_BYTES_MAX
+from gateway.groups.machines.membership import MEMBER_ID_BYTES_MAX, ROOM_BYTES_MAX
 from gateway.groups.machines.progress import Start
 from gateway.surfaces.http.media import SCHEMA_FORMATS, no_schemas
 
@@ -36,6 +37,7 @@ POLL_RECORDS_MAX = 100_000
 
 _T = TypeVar("_T")
 _STRIMZI_COMMIT = "enable.auto.commit"
+_ROOM = "client.rack"
 _RESETS = {"latest": Start.LAST, "earliest": Start.FIRST, "largest": Start.LAST, "smallest": Start.FIRST}
 _BOOLEANS = {"true": True, "false": False}
 _INTEGER = re.compile(r"-?[0-9]{1,18}", re.ASCII)
@@ -63,6 +65,7 @@ class InstanceSettings:
     request_timeout_ms: int | None = None
     poll_records_max: int | None = None
     on_decode_error: OnDecodeError = OnDecodeError.INLINE
+    room: str = ""
 
 
 def parse_settings(body: Mapping[str, object]) -> tuple[str | None, InstanceSettings]:
@@ -85,6 +88,7 @@ def parse_settings(body: Mapping[str, object]) -> tuple[str | None, InstanceSett
         on_decode_error=_choice(
             body, "on.decode.error", {choice.value: choice for choice in OnDecodeError}, OnDecodeError.INLINE
         ),
+        room=_parse_room(body.get(_ROOM)),
     )
 
 
@@ -101,6 +105,8 @@ def settings_as_json(settings: InstanceSettings) -> dict[str, object]:
         shown["consumer.request.timeout.ms"] = settings.request_timeout_ms
     if settings.poll_records_max is not None:
         shown["max.poll.records"] = settings.poll_records_max
+    if settings.room:
+        shown[_ROOM] = settings.room
     return shown
 
 
@@ -115,6 +121,14 @@ def _checked_name(name: object) -> str:
     if (size := len(name.encode())) > MEMBER_ID_BYTES_MAX:
         raise _illegal(f"name: has {size} bytes; the limit is {MEMBER_ID_BYTES_MAX}")
     return name
+
+
+def _parse_room(room: object) -> str:
+    if room is None:
+        return ""
+    if not isinstance(room, str) or not room.isprintable() or len(room.encode()) > ROOM_BYTES_MAX:
+        raise _illegal(f"{_ROOM}: must be a string of printable characters, {ROOM_BYTES_MAX} bytes at most")
+    return room
 
 
 def _parse_format(value: object) -> Format:

@@ -13,7 +13,7 @@ import pytest
 from gateway.groups.coordinator.stream import NAMELESS
 from gateway.groups.machines.config import BROADCAST
 from gateway.groups.machines.errors import GroupActive, GroupFull, IllegalRequest, StaleGeneration, UnknownMember
-from gateway.groups.machines.membership import Share
+from gateway.groups.machines.membership import ROOM_BYTES_MAX, Share
 from gateway.groups.machines.progress import Start
 from gateway.groups.machines.strategies.base import Partition
 from gateway.groups.machines.strategies.registry import ENTRY_POINT_GROUP, StrategyRegistry, installed
@@ -259,6 +259,37 @@ async def test_a_group_takes_partitions_by_the_rooms_of_nodes() -> None:
         for member_id in ("north@m1", "south@m2"):
             await made.groups.join(G, member_id, ORDERS)
         assert [len(assigned(made, member_id)) for member_id in ("north@m1", "south@m2")] == [4, 0]
+
+
+async def test_a_group_takes_partitions_by_the_rooms_that_members_say_and_warns_of_who_has_nothing() -> None:
+    async with world(partitions=4) as made:
+        made.routes.rooms["b"] = "north"
+        await made.groups.configure(G, {"strategy": "machine_room_nearby"})
+        _, first = await made.groups.join(G, "m1", ORDERS, room="north")
+        await made.groups.join(G, "m2", ORDERS, room="south")
+        await made.groups.join(G, "m3", ORDERS, room="x" * ROOM_BYTES_MAX)
+        with pytest.raises(IllegalRequest, match="room"):
+            await made.groups.join(G, "m4", ORDERS, room="x" * (ROOM_BYTES_MAX + 1))
+
+        def seen() -> tuple[list[str], list[int], int]:
+            members = made.groups.describe(G).members
+            rooms = [view.member.room for view in members]
+            warnings = made.groups.describe(G).warnings
+            assert len(warnings) == 1
+            assert "south" in warnings[0]
+            return rooms, [len(view.share.assigned) for view in members], made.groups.describe(G).view.generation
+
+        before = seen()
+        assert before[:2] == (["north", "south", "x" * ROOM_BYTES_MAX], [4, 0, 0])
+        await made.crash(1)  # a room is kept with its member
+        made.routes.rooms["b"] = "north"
+        await made.groups.stream.topics_changed()
+        assert seen()[:2] == before[:2]
+        _, share = await made.groups.join(G, "m1", ORDERS, room="south", generation=first.generation)
+        assert share.generation > before[2], "another room is another assignment"
+        assert made.groups.describe(G).warnings == (
+            "rooms without a member, whose partitions members of all rooms share: north",
+        )
 
 
 async def test_a_strategy_of_an_installed_package_shares_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

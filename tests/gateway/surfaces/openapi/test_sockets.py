@@ -46,6 +46,7 @@ LEGAL: dict[str, list[dict[str, object]]] = {
             "mode": "stream",
             "group": "g",
             "member": "m",
+            "room": "r",
             "start": "latest",
             "auto_ack": True,
         },

@@ -123,7 +123,7 @@ class ScriptedGroups:
 
     def describe(self, group: str) -> GroupDescription:
         view = GroupView(group, "stable", self.generation, len(self.present), ())
-        return GroupDescription(view, self.settings, ())
+        return GroupDescription(view, self.settings, (), ())
 
     def config(self, group: str) -> GroupConfig:
         return self.settings
@@ -146,6 +146,7 @@ class ScriptedGroups:
         generation: int | None = None,
         session_timeout_ms: int | None = None,
         metadata: bytes = b"",
+        room: str = "",
     ) -> tuple[str, Share]:
         if self.hold_join is not None:
             await self.hold_join.wait()

@@ -212,6 +212,7 @@ def test_a_start_that_is_none_is_refused(given_from: object, code: int) -> None:
         ({**SUBSCRIBE, **QUEUE, "start": {"orders": {"0": 1}}}, 422, "start"),
         ({**SUBSCRIBE, **QUEUE, "format": "batch"}, 422, "format"),
         ({**SUBSCRIBE, **QUEUE, "member": "m"}, 422, "Unrecognized field: member"),
+        ({**SUBSCRIBE, **QUEUE, "room": "r"}, 422, "Unrecognized field: room"),
         ({**SUBSCRIBE, **QUEUE, "invisible_ms": 0}, 42253, "invisible_ms"),
         ({**SUBSCRIBE, "auto_ack": True}, 422, "Unrecognized field: auto_ack"),
         ({**SUBSCRIBE, "format": "batch", "filter": "tag:a"}, 422, "format"),

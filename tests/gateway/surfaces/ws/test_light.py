@@ -128,6 +128,7 @@ async def test_what_goes_with_a_light_queue(server: Whole) -> None:
             {"queue": "a/*", "mode": "stream", "group": "g"},
             {"queue": "a", "mode": "queue", "group": "g", "start": {"timestamp": 1}},
             {"queue": "a", "mode": "stream", "group": "g", "member": "m"},
+            {"queue": "a", "mode": "stream", "group": "g", "room": "r"},
             {"queue": "a", "from": {"timestamp": 1}},
         ):  # fmt: skip
             code = await peer.refused("subscribe", sub="s", topics=["orders"], **fields)

@@ -45,7 +45,7 @@ async def test_consume_by_url_takes_every_parameter_of_subscribe(server: Whole) 
     for query, count in (
         ("topic=orders&from=earliest&batch=2&credit_bytes=100000&auto_credit=1", 10),
         ("pattern=ord.*&from=orders:0%3D4", 6),
-        ("topic=orders&group=g2&start=0&member=m7", 10),
+        ("topic=orders&group=g2&start=0&member=m7&room=east", 10),
         ("topic=orders&group=g3&mode=queue&invisible_ms=60000&credit=100&auto_ack=0", 10),
         ("topic=orders&from=earliest&filter=tag:none", 0),
     ):

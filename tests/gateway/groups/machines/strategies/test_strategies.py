@@ -6,7 +6,7 @@ import pytest
 
 from gateway.groups.machines.strategies.averagely import Averagely
 from gateway.groups.machines.strategies.averagely_by_circle import AveragelyByCircle
-from gateway.groups.machines.strategies.base import Partition, Strategy, allocate
+from gateway.groups.machines.strategies.base import Partition, Rooms, Strategy, allocate
 from gateway.groups.machines.strategies.by_config import ByConfig
 from gateway.groups.machines.strategies.consistent_hash import ConsistentHash, point
 from gateway.groups.machines.strategies.machine_room import MachineRoom
@@ -96,24 +96,49 @@ def test_machine_room_takes_its_rooms_and_deals_out_the_rest_at_the_end() -> Non
 
 
 def test_machine_room_shares_all_and_says_so_when_nothing_lies_in_its_rooms(caplog: pytest.LogCaptureFixture) -> None:
-    room = "x"
-    strategy = MachineRoom(lambda _: "b", ["r"], lambda _: room)
+    room, rooms = "x", Rooms("g")
+    strategy = MachineRoom(lambda _: "b", ["r"], lambda _: room, rooms.warn)
+    shared = [[0, 1], [2, 3]]
     for _ in range(2):
-        assert numbers(strategy, c(2), partitions(4)) == [[0, 1], [2, 3]]
-    assert caplog.text.count("no partition lies in the rooms of this group") == 1
-    assert "rooms=r there_are=x" in caplog.text
+        assert _asked(strategy, rooms, c(2), 4) == shared
+        assert len(rooms.warnings) == 1
+        assert "(r; they are in x)" in rooms.warnings[0]
+    assert caplog.text.count("group=g no partition of some topics lies in the rooms of this group") == 1
     room = "r"
-    assert numbers(strategy, c(2), partitions(4)) == [[0, 1], [2, 3]]
+    assert _asked(strategy, rooms, c(2), 4) == shared
+    assert rooms.warnings == ()
     room = ""
-    assert numbers(strategy, c(2), partitions(4)) == [[0, 1], [2, 3]]
-    assert "there_are=(none)" in caplog.text
+    assert _asked(strategy, rooms, c(2), 4) == shared
+    assert "they are in (none)" in caplog.text
+
+
+def _asked(strategy: Strategy, rooms: Rooms, members: list[str], count: int) -> list[list[int]]:
+    """What a strategy says for members that have said no rooms."""
+    rooms.begin({})
+    shares = numbers(strategy, members, partitions(count))
+    rooms.end()
+    return shares
 
 
 def test_machine_room_nearby_says_which_rooms_have_no_member(caplog: pytest.LogCaptureFixture) -> None:
-    strategy = MachineRoomNearby(Averagely(), lambda _: "b", room_of_broker=lambda _: "far")
+    rooms = Rooms("g")
+    strategy = MachineRoomNearby(Averagely(), lambda _: "b", rooms.of_member, lambda _: "far", rooms.warn)
     for _ in range(2):
-        assert numbers(strategy, ["near@0", "near@1"], partitions(4)) == [[0, 1], [2, 3]]
-    assert caplog.text.count("rooms have no member") == 1
+        assert _asked(strategy, rooms, ["near@0", "near@1"], 4) == [[0, 1], [2, 3]]
+    assert caplog.text.count("rooms without a member") == 1
+    assert _asked(strategy, rooms, ["far@0", "near@1"], 4) == [[0, 1, 2, 3], []]
+    assert rooms.warnings == ("members have nothing, as no partition lies in their rooms (near): near@1",)
+
+
+def test_a_room_that_a_member_says_counts_more_than_its_name() -> None:
+    rooms = Rooms("g")
+    strategy = MachineRoomNearby(
+        Averagely(), lambda partition: "ab"[partition.partition % 2], rooms.of_member, lambda broker: broker, rooms.warn
+    )
+    rooms.begin({"b@0": "a", "c1": "b"})
+    assert numbers(strategy, ["b@0", "c1"], partitions(4)) == [[0, 2], [1, 3]]
+    rooms.end()
+    assert rooms.warnings == ()
 
 
 def test_machine_room_nearby_keeps_to_the_room_and_shares_rooms_without_members() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from gateway.codec.records import Format
 from gateway.errors import SCHEMA_FORMAT, RequestError
-from gateway.groups.machines.membership import MEMBER_ID_BYTES_MAX
+from gateway.groups.machines.membership import MEMBER_ID_BYTES_MAX, ROOM_BYTES_MAX
 from gateway.groups.machines.progress import Start
 from gateway.surfaces.rest_v2.instances.settings import (
     CONFIG_CONSTRAINT,
@@ -47,6 +47,7 @@ def test_nothing_said_is_what_the_rest_proxy_does() -> None:
         ({"requestWaitMs": REQUEST_TIMEOUT_MS_MAX}, InstanceSettings(request_timeout_ms=REQUEST_TIMEOUT_MS_MAX)),
         ({"max.poll.records": POLL_RECORDS_MAX}, InstanceSettings(poll_records_max=POLL_RECORDS_MAX)),
         ({"on.decode.error": "skip"}, InstanceSettings(on_decode_error=OnDecodeError.SKIP)),
+        ({"client.rack": "r" * ROOM_BYTES_MAX}, InstanceSettings(room="r" * ROOM_BYTES_MAX)),
     ],
 )
 def test_what_can_be_said(body: dict[str, object], expected: InstanceSettings) -> None:
@@ -69,6 +70,8 @@ def test_what_can_be_said(body: dict[str, object], expected: InstanceSettings) -
         ({"consumer.request.timeout.ms": -1}, CONFIG_ILLEGAL),
         ({"consumer.request.timeout.ms": REQUEST_TIMEOUT_MS_MAX + 1}, CONFIG_ILLEGAL),
         ({"max.poll.records": 0}, CONFIG_ILLEGAL),
+        ({"client.rack": "r" * (ROOM_BYTES_MAX + 1)}, CONFIG_ILLEGAL),
+        ({"client.rack": 7}, CONFIG_ILLEGAL),
         ({"max.poll.records": POLL_RECORDS_MAX + 1}, CONFIG_ILLEGAL),
         ({"on.decode.error": "explode"}, CONFIG_ILLEGAL),
     ],
