@@ -18,13 +18,14 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
 from crc32c import crc32c
 
 from store.files import Files
-from store.index import rocksdb
+from store.index import opening, rocksdb
 from store.index.rocksdb import RocksDbConsumeQueues
 
 _FRAME = struct.Struct(">II")
@@ -98,6 +99,8 @@ class SimRdict:
         self._path = Path(path)
         self._files.make_dirs(self._path)
         self._families, number, end, is_clean = _load(self._files, self._path)
+        if "CURRENT" not in self._files.list(self._path):  # a new one, whatever is left of another
+            self._families, is_clean = {}, False
         assert column_families.keys() >= self._families.keys() - {_DEFAULT}, (
             "the database has families that are not opened"
         )
@@ -194,9 +197,20 @@ def _load(files: Files, path: Path) -> tuple[dict[str, SimFamily], int, int, boo
     return {}, max(numbers, default=0), 0, False
 
 
+def rows_in(files: Files, path: Path) -> dict[str, dict[bytes, bytes]]:
+    """All rows of a database that is closed, by family."""
+    return {name: dict(family.rows) for name, family in _load(files, path)[0].items()}
+
+
 @contextmanager
 def simulated_database() -> Iterator[None]:
-    """Within, every index of the kind "rocksdb" has its database on the `Files` it was opened with."""
+    """Within, every index of the kind "rocksdb" has its database on the `Files` it was opened with last, and is removed
+    there."""
+
+    def remove_tree(path: Path) -> None:
+        for name in SimRdict.files.list(path):
+            SimRdict.files.remove(path / name)
+
     original = RocksDbConsumeQueues._open_database
 
     def open_database(self: RocksDbConsumeQueues, rebuild: bool) -> Any:
@@ -205,6 +219,7 @@ def simulated_database() -> Iterator[None]:
 
     with (
         patch.object(RocksDbConsumeQueues, "_open_database", open_database),
+        patch.object(opening, "shutil", SimpleNamespace(rmtree=remove_tree)),
         patch.object(rocksdb, "Rdict", SimRdict),
         patch.object(rocksdb, "WriteBatch", SimBatch),
         patch.object(rocksdb, "_up_to", lambda end: end),
