@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 from unittest.mock import patch
 
 from crc32c import crc32c
@@ -90,13 +90,13 @@ class SimFamily:
 
 
 class SimRdict:
-    """Stands for rocksdict.Rdict. `files` is the disk of what is opened next."""
+    """Stands for rocksdict.Rdict. `files` are the disks of what was opened, by path."""
 
-    files: Files
+    files: ClassVar[dict[Path, Files]] = {}
 
     def __init__(self, path: str, options: object, column_families: dict[str, object]) -> None:
-        self._files = SimRdict.files
         self._path = Path(path)
+        self._files = SimRdict.files[self._path]
         self._files.make_dirs(self._path)
         self._families, number, end, is_clean = _load(self._files, self._path)
         if "CURRENT" not in self._files.list(self._path):  # a new one, whatever is left of another
@@ -120,9 +120,10 @@ class SimRdict:
 
     @staticmethod
     def list_cf(path: str) -> list[str]:
-        if "CURRENT" not in SimRdict.files.list(Path(path)):
+        files = SimRdict.files[Path(path)]
+        if "CURRENT" not in files.list(Path(path)):
             raise OSError("no database")
-        return list(_load(SimRdict.files, Path(path))[0])
+        return list(_load(files, Path(path))[0])
 
     def _begin_log(self) -> None:
         """A new log with all there is; then the ones before it go."""
@@ -208,13 +209,14 @@ def simulated_database() -> Iterator[None]:
     there."""
 
     def remove_tree(path: Path) -> None:
-        for name in SimRdict.files.list(path):
-            SimRdict.files.remove(path / name)
+        files = SimRdict.files[path]
+        for name in files.list(path):
+            files.remove(path / name)
 
     original = RocksDbConsumeQueues._open_database
 
     def open_database(self: RocksDbConsumeQueues, rebuild: bool) -> Any:
-        SimRdict.files = self._files
+        SimRdict.files[self._path] = self._files
         return original(self, rebuild)
 
     with (

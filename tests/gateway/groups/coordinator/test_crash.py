@@ -424,7 +424,7 @@ class Run:
         """All of it is done, and nothing but its offset is kept."""
         view, groups = self.world.routes.topic("orders"), self.world.groups
         for partition in range(view.partitions):
-            low, high = self.world.broker.light_bounds(QueueKey(view.topic_id, partition), inbox.encode())
+            low, high = self.world.store.light_bounds(QueueKey(view.topic_id, partition), inbox.encode())
             if low < high:
                 assert groups.light_offsets.committed(QUEUE, "orders", partition, inbox) == high
         light = groups.table.light(QUEUE, view.topic_id)
