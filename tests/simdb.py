@@ -18,13 +18,14 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 from unittest.mock import patch
 
 from crc32c import crc32c
 
 from store.files import Files
-from store.index import rocksdb
+from store.index import opening, rocksdb
 from store.index.rocksdb import RocksDbConsumeQueues
 
 _FRAME = struct.Struct(">II")
@@ -89,15 +90,17 @@ class SimFamily:
 
 
 class SimRdict:
-    """Stands for rocksdict.Rdict. `files` is the disk of what is opened next."""
+    """Stands for rocksdict.Rdict. `files` are the disks of what was opened, by path."""
 
-    files: Files
+    files: ClassVar[dict[Path, Files]] = {}
 
     def __init__(self, path: str, options: object, column_families: dict[str, object]) -> None:
-        self._files = SimRdict.files
         self._path = Path(path)
+        self._files = SimRdict.files[self._path]
         self._files.make_dirs(self._path)
         self._families, number, end, is_clean = _load(self._files, self._path)
+        if "CURRENT" not in self._files.list(self._path):  # a new one, whatever is left of another
+            self._families, is_clean = {}, False
         assert column_families.keys() >= self._families.keys() - {_DEFAULT}, (
             "the database has families that are not opened"
         )
@@ -117,9 +120,10 @@ class SimRdict:
 
     @staticmethod
     def list_cf(path: str) -> list[str]:
-        if "CURRENT" not in SimRdict.files.list(Path(path)):
+        files = SimRdict.files[Path(path)]
+        if "CURRENT" not in files.list(Path(path)):
             raise OSError("no database")
-        return list(_load(SimRdict.files, Path(path))[0])
+        return list(_load(files, Path(path))[0])
 
     def _begin_log(self) -> None:
         """A new log with all there is; then the ones before it go."""
@@ -194,17 +198,30 @@ def _load(files: Files, path: Path) -> tuple[dict[str, SimFamily], int, int, boo
     return {}, max(numbers, default=0), 0, False
 
 
+def rows_in(files: Files, path: Path) -> dict[str, dict[bytes, bytes]]:
+    """All rows of a database that is closed, by family."""
+    return {name: dict(family.rows) for name, family in _load(files, path)[0].items()}
+
+
 @contextmanager
 def simulated_database() -> Iterator[None]:
-    """Within, every index of the kind "rocksdb" has its database on the `Files` it was opened with."""
+    """Within, every index of the kind "rocksdb" has its database on the `Files` it was opened with last, and is removed
+    there."""
+
+    def remove_tree(path: Path) -> None:
+        files = SimRdict.files[path]
+        for name in files.list(path):
+            files.remove(path / name)
+
     original = RocksDbConsumeQueues._open_database
 
     def open_database(self: RocksDbConsumeQueues, rebuild: bool) -> Any:
-        SimRdict.files = self._files
+        SimRdict.files[self._path] = self._files
         return original(self, rebuild)
 
     with (
         patch.object(RocksDbConsumeQueues, "_open_database", open_database),
+        patch.object(opening, "shutil", SimpleNamespace(rmtree=remove_tree)),
         patch.object(rocksdb, "Rdict", SimRdict),
         patch.object(rocksdb, "WriteBatch", SimBatch),
         patch.object(rocksdb, "_up_to", lambda end: end),

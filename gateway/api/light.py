@@ -1,8 +1,7 @@
 """Light queues of a topic: one record in many small queues (docs/light-queues.md). Reads, and waiting for what comes.
 
-A light queue is one per partition and name. A reader has all of them, with a next offset for each partition. They are
-read where their partition is whole and this node's own; a send that names some is refused elsewhere, so that nothing is
-accepted that could not be read.
+A light queue is one per partition and name. A reader has all of them, with a next offset for each partition, wherever
+their partitions are (gateway/routing/light.py).
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from gateway.auth.access import Access, Permission, forbidden
 from gateway.codec.records import parse_light_name, render_record
 from gateway.groups.protocol import Groups
 from gateway.routing.base import Routes, TopicView
-from gateway.routing.light import light_route
+from gateway.routing.light import LightPartitionReader
 from store.errors import StoreError
 from store.limits import MiB
 from store.record_batch import DecodedRecord, decode
 from store.turns import others_turn
-from store.types import Bounds, Entry, LightRead, LightRecord
+from store.types import Bounds, Entry, LightRecord, QueueKey
 
 PARTITIONS_A_TURN = 64
 """Partitions looked at between two turns of the event loop: some 20 us each."""
@@ -70,49 +69,31 @@ class LightReader:
     """Reads light queues of the topics in a route table."""
 
     def __init__(self, routes: Routes) -> None:
-        self._routes = routes
-
-    def bounds(self, topic: str, name: bytes, partition: int) -> Bounds:
-        """See `Store.light_bounds`. Raises NoLightQueues, UnknownQueue, IndexDamaged."""
-        route, broker = light_route(self._routes, topic, partition)
-        return broker.light_bounds(route.queue, name)
+        self._reader = reader = LightPartitionReader(routes)
+        self.bounds, self.end, self.stretches, self.read_one = reader.bounds, reader.end, reader.stretches, reader.read
 
     async def ends(self, topic: str, name: bytes, partitions: Iterable[int]) -> dict[int, int]:
-        """The offset that the next record gets, of each partition. Raises as `bounds`."""
+        """The offset that the next record gets at least, of each partition. Raises as `LightPartitionReader`."""
         found = {}
         async for partition in few_a_turn(partitions, per_turn=PARTITIONS_A_TURN):
-            found[partition] = self.bounds(topic, name, partition).max_offset
+            found[partition] = await self.end(topic, name, partition)
         return found
 
     async def names(self, topic: TopicView, prefix: bytes, *, after: bytes, count: int) -> list[bytes]:
         """Up to `count` names behind `after` that begin with `prefix`, of queues that have rows in any partition, in
-        the order of their bytes. Raises as `bounds`."""
+        the order of their bytes. Raises as `ends`."""
         found: set[bytes] = set()
-        for partition in range(topic.partitions):
-            if partition % PARTITIONS_A_TURN == PARTITIONS_A_TURN - 1:
-                await others_turn()
-            route, broker = light_route(self._routes, topic.name, partition)
-            found.update(broker.light_names(route.queue, prefix, after=after, count=count))
+        async for partition in few_a_turn(range(topic.partitions), per_turn=PARTITIONS_A_TURN):
+            found |= await self._reader.names(topic.name, partition, prefix, after=after, count=count)
             if len(found) > count:
                 found = set(nsmallest(count, found))
         return sorted(found)
-
-    async def read_one(
-        self, topic: str, name: bytes, partition: int, offset: int, *, max_records: int, max_bytes: int
-    ) -> LightRead:
-        """See `Store.read_light`: of one partition. Raises NoLightQueues, UnknownQueue, Corrupt, IndexDamaged."""
-        route, broker = light_route(self._routes, topic, partition)
-        raw_keys = self._routes.topic(topic).raw_keys
-        read = await broker.read_light(route.queue, name, offset, max_records=max_records, max_bytes=max_bytes)
-        for record in read.records:
-            record.entry.raw_keys = raw_keys  # of its topic, never another: it may be others' entry as well
-        return read
 
     async def read(
         self, topic: str, name: bytes, offsets: Mapping[int, int], *, max_records: int, max_bytes: int
     ) -> Found:
         """Records from these offsets on, by partition: up to `max_records`, and about `max_bytes` of batches, in all.
-        Raises NoLightQueues, UnknownQueue, Corrupt, IndexDamaged."""
+        Raises as `ends`, Corrupt."""
         records: list[tuple[int, LightRecord]] = []
         next_offsets = dict(offsets)
         for number, (partition, offset) in enumerate(offsets.items()):
@@ -135,26 +116,19 @@ class LightReader:
         watch = _Watch(wake)
         woken = watch.woken
         try:
-            route, broker = light_route(self._routes, topic, partition)
-            watch.call_offs = (
-                broker.watch_light(route.queue, name, woken),
-                self._routes.watch(topic, partition, woken),
-            )
-            is_behind = broker.light_end(route.queue, name) != end  # what came before the watch
-        except StoreError:
-            is_behind = True  # who is woken meets it again, and can say so
-        if is_behind:
+            watch.call_offs = self._reader.watch(topic, name, partition, end, woken)
+        except StoreError:  # who is woken meets it again, and can say so
             asyncio.get_running_loop().call_soon(woken)
         return watch.call_off
 
     @contextmanager
     def watching(self, topic: str, name: bytes, partitions: Iterable[int], wake: Callable[[], None]) -> Iterator[None]:
-        """Within the block, call `wake` when the queue gets a record in one of these partitions, or may be gone."""
+        """Within the block, call `wake` when the queue may have got a record in one of these partitions, or be gone.
+        Who reads at its beginning misses none."""
         call_offs = []
         try:
             for partition in partitions:
-                route, broker = light_route(self._routes, topic, partition)
-                call_offs.append(broker.watch_light(route.queue, name, wake))
+                call_offs.append(self._reader.follow(topic, name, partition, wake))
             yield
         finally:
             for call_off in call_offs:
@@ -166,7 +140,7 @@ class Rendering:
     in many queues, and their readers come one after the other."""
 
     def __init__(self) -> None:
-        self._position = -1
+        self._entry: tuple[QueueKey, int] | None = None
         self._records: Sequence[DecodedRecord] = ()
 
     def of(
@@ -183,9 +157,9 @@ class Rendering:
 
     def record(self, entry: Entry, index: int) -> DecodedRecord:
         """One record of an entry."""
-        if entry.position != self._position:
+        if (entry.queue, entry.position) != self._entry:  # of two brokers, entries may be at the same position
             self._records = list(decode(entry.batch))
-            self._position = entry.position if entry.size <= KEPT_ENTRY_BYTES_MAX else -1
+            self._entry = (entry.queue, entry.position) if entry.size <= KEPT_ENTRY_BYTES_MAX else None
         return self._records[index]
 
 
@@ -194,12 +168,12 @@ async def commit_light(
 ) -> None:
     """Say how far a group is in a light queue, by partition; not beyond its end. Durable on return. Raises
     NoLightQueues, UnknownQueue, IndexDamaged, RequestError, GroupError, and what writing raises."""
+    reader = LightPartitionReader(routes)
     for partition, offset in offsets.items():
-        route, broker = light_route(routes, topic, partition)
-        bounds = broker.light_bounds(route.queue, name)
-        if offset > bounds.max_offset:
-            raise out_of_range(topic, partition, offset, bounds)
-        broker.note_light()  # programs that know of no light queues must not read what is written now
+        end = await reader.end(topic, name, partition)
+        if offset > end:
+            bounds = await reader.bounds(topic, name, partition)
+            raise out_of_range(topic, partition, offset, Bounds(bounds.min_offset, end))
     await groups.light_offsets.commit(group, topic, name.decode(), offsets)
 
 

@@ -80,13 +80,9 @@ class LocalBroker:
         """See `Broker.watch`."""
         return self._store.watch_topic(topic_id, wake)
 
-    def light_bounds(self, queue: QueueKey, name: bytes) -> Bounds:
+    async def light_bounds(self, queue: QueueKey, name: bytes) -> Bounds:
         """See `Store.light_bounds`."""
         return self._store.light_bounds(queue, name)
-
-    def light_end(self, queue: QueueKey, name: bytes) -> int:
-        """See `Store.light_end`."""
-        return self._store.light_end(queue, name)
 
     async def read_light(
         self, queue: QueueKey, name: bytes, offset: int, *, max_records: int, max_bytes: int
@@ -94,7 +90,7 @@ class LocalBroker:
         """See `Store.read_light`."""
         return await self._store.read_light(queue, name, offset, max_records=max_records, max_bytes=max_bytes)
 
-    def light_names(self, queue: QueueKey, prefix: bytes, *, after: bytes, count: int) -> list[bytes]:
+    async def light_names(self, queue: QueueKey, prefix: bytes, *, after: bytes, count: int) -> list[bytes]:
         """See `Store.light_names`."""
         return self._store.light_names(queue, prefix, after=after, count=count)
 
@@ -102,8 +98,12 @@ class LocalBroker:
         """See `Store.note_light`."""
         self._store.note_light()
 
-    def watch_light(self, queue: QueueKey, name: bytes, wake: Callable[[], None]) -> Callable[[], None]:
-        """See `Store.watch_light`."""
+    def watch_light(
+        self, queue: QueueKey, name: bytes, end: int | None, wake: Callable[[], None]
+    ) -> Callable[[], None]:
+        """See `LightQueues.watch_light`."""
+        if end is not None and self._store.light_end(queue, name) != end:
+            asyncio.get_running_loop().call_soon(wake)
         return self._store.watch_light(queue, name, wake)
 
     async def bounds(self, queue: QueueKey) -> Bounds:

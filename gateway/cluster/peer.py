@@ -29,12 +29,13 @@ import aiohttp
 from gateway.brokers.base import AnswerLost, BrokerUnreachable
 from gateway.cluster import peer_wire
 from gateway.cluster.peer_auth import NotAuthentic, Secret, Stamp, check_code
+from gateway.cluster.peer_light import LightWatches
 from gateway.cluster.peer_link import Link, LinkLost, LinkRefused
 from gateway.cluster.peer_wire import Head
 from store.clock import Clock
 from store.errors import Overloaded, StoreError, StoreStopped, UnknownQueue
 from store.limits import MiB
-from store.types import Acks, Append, Appended, Boundary, Bounds, Buffer, ExportedIds, QueueKey, ReadResult
+from store.types import Acks, Append, Appended, Boundary, Bounds, Buffer, ExportedIds, LightRead, QueueKey, ReadResult
 
 log = logging.getLogger(__name__)
 
@@ -91,6 +92,8 @@ class PeerBroker:
         self._waiting_bytes = 0
         self._first_kept: dict[QueueKey, tuple[int, float]] = {}  # and until when it is believed
         self._away_since_s: float | None = None  # when it was first not reached; None: it answered the last time
+        self._has_light = False
+        self._light_watches = LightWatches(self._look, self.watch)
         self._sending: asyncio.Task[None] | None = None
         self._watching: set[asyncio.Task[None]] = set()
         self._http: aiohttp.ClientSession
@@ -104,6 +107,7 @@ class PeerBroker:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        self._light_watches.close()
         tasks = [*self._watching, *([self._sending] if self._sending is not None else ())]
         for task in tasks:
             task.cancel()
@@ -279,7 +283,9 @@ class PeerBroker:
     async def _send(self, group: Sequence[_Call]) -> None:
         calls = [[int(call.acks), [peer_wire.append_head(append) for append in call.appends]] for call in group]
         answered, _ = await self._ask(
-            "append", {"calls": calls}, [append.batch for call in group for append in call.appends]
+            "append",
+            {"calls": calls},
+            [part for call in group for append in call.appends for part in peer_wire.append_parts(append)],
         )
         for call, answer in zip(group, answered["calls"], strict=True):
             if isinstance(answer, dict):
@@ -293,6 +299,7 @@ class PeerBroker:
             "append": peer_wire.append_head(append),
             "acks": int(acks),
             "keys": [None if key is None else key.hex() for key in keys],
+            "light": self._has_light,
         }
         answered, _ = await self._ask("schedule", head, [append.batch])
         return peer_wire.appended_of(answered["appended"])
@@ -366,6 +373,37 @@ class PeerBroker:
             token, number = answered["token"], answered["number"]
             if answered["queues"]:  # the first time all of them: some may have changed before it was asked
                 wake({QueueKey(topic_id, queue_id): end for queue_id, end in answered["queues"]})
+
+    # ---- light queues ----------------------------------------------------------------------------------------------
+
+    async def light_bounds(self, queue: QueueKey, name: bytes) -> Bounds:
+        """See `Store.light_bounds`."""
+        answered, _ = await self._look("light_bounds", {"queue": queue, "name": name.decode()})
+        return Bounds(*answered["bounds"])
+
+    async def read_light(
+        self, queue: QueueKey, name: bytes, offset: int, *, max_records: int, max_bytes: int
+    ) -> LightRead:
+        """See `Store.read_light`."""
+        head = {"queue": queue, "name": name.decode(), "offset": offset, "records": max_records, "bytes": max_bytes}
+        return peer_wire.light_read(*await self._look("read_light", head))
+
+    async def light_names(self, queue: QueueKey, prefix: bytes, *, after: bytes, count: int) -> list[bytes]:
+        """See `Store.light_names`."""
+        head = {"queue": queue, "prefix": prefix.decode(), "after": after.decode(), "count": count}
+        answered, _ = await self._look("light_names", head)
+        return [name.encode() for name in answered["names"]]
+
+    def note_light(self) -> None:
+        """See `LightQueues.note_light`: the node hears of it with each schedule, and notes it before it takes the
+        first. It notes appends by itself."""
+        self._has_light = True
+
+    def watch_light(
+        self, queue: QueueKey, name: bytes, end: int | None, wake: Callable[[], None]
+    ) -> Callable[[], None]:
+        """See `LightQueues.watch_light`."""
+        return self._light_watches.watch(queue, name, end, wake)
 
     # ---- queues ----------------------------------------------------------------------------------------------------
 

@@ -28,7 +28,8 @@ import orjson
 
 from gateway.brokers.base import AnswerLost
 from store import errors as store_errors
-from store.errors import AlreadyStored, Corrupt, MalformedBatch, NoLightQueues, OffsetMoved, StoreError, TooManyIds
+from store.errors import AlreadyStored, Corrupt, MalformedBatch, OffsetMoved, StoreError, TooManyIds
+from store.light_names import LightNames
 from store.types import (
     Acks,
     Append,
@@ -37,6 +38,8 @@ from store.types import (
     Delay,
     Entry,
     Identity,
+    LightRead,
+    LightRecord,
     Original,
     ProducerSequence,
     QueueKey,
@@ -141,12 +144,12 @@ class Batches:
 
 
 def append_head(append: Append) -> Head:
-    """All of an append but its batch."""
+    """All of an append but its `append_parts`."""
     head: Head = {"queue": append.queue, "size": len(append.batch), "count": append.record_count}
     if append.json_values:
         head["json"] = True
     if append.light is not None:
-        raise NoLightQueues("the partition is on another broker: its light queues are not reachable there yet")
+        head["light"] = len(append.light.block)
     if append.tag_hashes:
         head["tags"] = list(append.tag_hashes)
     if append.delays:
@@ -166,8 +169,13 @@ def append_head(append: Append) -> Head:
     return head
 
 
+def append_parts(append: Append) -> list[Buffer]:
+    """What of an append is behind the heads: its batch, and the names of light queues."""
+    return [append.batch] if append.light is None else [append.batch, append.light.block]
+
+
 def append_of(head: Head, batches: Batches) -> Append:
-    """The append of a head, its batch taken. Raises ValueError, TypeError, KeyError."""
+    """The append of a head, its parts taken. Raises ValueError, TypeError, KeyError."""
     identity: Identity | None = None
     if (fields := head.get("identity")) is not None:
         request, producer, numbers = fields["request"], fields["producer"], fields["numbers"]
@@ -187,6 +195,7 @@ def append_of(head: Head, batches: Batches) -> Append:
         sources=[Source(*source) for source in head.get("sources", ())],
         identity=identity,
         expected_offset=head.get("expected"),
+        light=LightNames(batches.take(head["light"])) if "light" in head else None,
     )
 
 
@@ -200,14 +209,21 @@ def appended_of(fields: Sequence[int]) -> Appended:
 
 
 def read_message(result: ReadResult) -> bytes:
-    """The message of what a read found: all of one queue. What made entries recognisable as repeats, and delays, stay
-    behind. An entry is a row, as a read may find hundreds of small ones."""
-    entries = result.entries
+    """The message of what a read found: all of one queue."""
     head: Head = {
         "status": result.status.value,
         "min": result.min_offset,
         "max": result.max_offset,
         "next": result.next_offset,
+    }
+    return _with_entries(head, result.entries)
+
+
+def _with_entries(head: Head, entries: Sequence[Entry]) -> bytes:
+    """A message with entries of one queue. What made them recognisable as repeats, and delays, stay behind. An entry is
+    a row, as a read may find hundreds of small ones; the names of light queues are behind all batches."""
+    light = {number: entry.light.block for number, entry in enumerate(entries) if entry.light is not None}
+    head |= {
         "queue": entries[0].queue if entries else None,
         "topic": entries[0].topic if entries else None,
         "rows": [
@@ -219,11 +235,33 @@ def read_message(result: ReadResult) -> bytes:
             for entry in entries
         ],
     }  # fmt: skip
-    return pack(head, [entry.batch for entry in entries])
+    if light:
+        head["light"] = [(number, len(block)) for number, block in light.items()]
+    return pack(head, [*(entry.batch for entry in entries), *light.values()])
 
 
 def read_result(head: Head, rest: memoryview) -> ReadResult:
     """What a read found, of its message. Raises ValueError, TypeError, KeyError."""
+    entries = _entries_of(head, rest)
+    return ReadResult(ReadStatus(head["status"]), entries, head["min"], head["max"], head["next"])
+
+
+def light_message(read: LightRead) -> bytes:
+    """The message of records of a light queue."""
+    entries = {record.entry.position: record.entry for record in read.records}
+    numbers = {position: number for number, position in enumerate(entries)}
+    rows = [(record.offset, numbers[record.entry.position], record.record_index) for record in read.records]
+    return _with_entries({"max": read.max_offset, "next": read.next_offset, "records": rows}, list(entries.values()))
+
+
+def light_read(head: Head, rest: memoryview) -> LightRead:
+    """Records of a light queue, of their message. Raises ValueError, TypeError, KeyError."""
+    entries = _entries_of(head, rest)
+    records = [LightRecord(offset, entries[number], index) for offset, number, index in head["records"]]
+    return LightRead(records, head["max"], head["next"])
+
+
+def _entries_of(head: Head, rest: memoryview) -> list[Entry]:
     batches = Batches(rest)
     entries: list[Entry] = []
     if rows := head["rows"]:
@@ -244,7 +282,9 @@ def read_result(head: Head, rest: memoryview) -> ReadResult:
                     sources=[Source(*source) for source in sources] if sources else (),
                 )
             )
-    return ReadResult(ReadStatus(head["status"]), entries, head["min"], head["max"], head["next"])
+        for number, size in head.get("light", ()):
+            entries[number].light = LightNames(batches.take(size))
+    return entries
 
 
 # ---- errors --------------------------------------------------------------------------------------------------------

@@ -18,12 +18,13 @@ from gateway.brokers.base import AnswerLost
 from gateway.cluster.metadata import MetadataError
 from gateway.cluster.mover import UnknownBroker
 from gateway.cluster.node import ClusterNode
+from gateway.groups.coordinator.context import Belonging
 from gateway.groups.coordinator.handover import Moved
 from gateway.groups.coordinator.service import Coordinator
 from gateway.groups.machines.broadcast import group_of
 from gateway.groups.machines.errors import GroupElsewhere, GroupError, GroupUnowned
 from gateway.groups.machines.membership import Share
-from gateway.groups.protocol import MemberKey
+from gateway.groups.protocol import LightOffsets, MemberKey
 from store.errors import Overloaded, StoreError
 from store.uncancelled import to_its_end
 
@@ -35,6 +36,9 @@ T = TypeVar("T")
 GIVE_ERRORS = (GroupError, StoreError, MetadataError, UnknownBroker)
 """What `GroupMoves.give` raises when a group stays where it is."""
 
+
+CLAIMED_AT_ONCE = 50
+"""Names of groups that a start asks the metadata for at a time, of those that have no owner yet."""
 
 RELEASE_INTERVAL_S = 60.0
 """How often names are tried again that could not be let go of."""
@@ -50,12 +54,14 @@ class GroupMoves:
 
     async def begin(self) -> None:
         """Own the groups that are here and have no owner. Raises Unavailable."""
-        for name in self._groups.names():
-            await self._node.claim(GROUPS, name)
+        light = self._groups.table.light_offsets.counts
+        names = [*self._groups.names(), *light]
+        for first in range(0, len(names), CLAIMED_AT_ONCE):
+            await asyncio.gather(*[self._node.claim(GROUPS, name) for name in names[first : first + CLAIMED_AT_ONCE]])
         belonging, own = self._groups.belonging, self._node.name
         belonging.elsewhere = self._elsewhere
         belonging.is_owned = lambda group: self._node.owner(GROUPS, group) == own
-        self._unused = set(self._node.owned(GROUPS, own)).difference(self._groups.names())
+        self._unused = set(self._node.owned(GROUPS, own)).difference(names)
         self._node.take_group = self._take
 
     async def run(self) -> None:
@@ -86,7 +92,7 @@ class GroupMoves:
     async def forget_others(self) -> None:
         """Forget the groups that have gone to other nodes, or came half: a crash may have left some. What the store
         refuses now, the next start does."""
-        for name in self._groups.names():
+        for name in [*self._groups.names(), *self._groups.table.light_offsets.counts]:
             if self._groups.belonging.is_elsewhere(name) and not self._node.is_sharded(group_of(name)):
                 log.info("group is another node's, forgotten here group=%s", name)
                 try:
@@ -174,7 +180,10 @@ class OwnGroups:
         self.config, self.members, self.view = groups.config, groups.members, groups.view
         self.leases, self.documents, self.plan_state = groups.leases, groups.documents, groups.plan_state
         self.settled_letters = groups.settled_letters
-        self.light_offsets = groups.light_offsets  # they are where their partition is
+        offsets = groups.light_offsets
+        self.light_offsets = OwnLightOffsets(
+            offsets, groups.belonging, commit=beginning(offsets.commit), forget=using(offsets.forget)
+        )
 
     async def delete(self, group: str) -> None:
         """See `Groups.delete`. Its name is no node's afterwards."""
@@ -214,6 +223,37 @@ class OwnGroups:
                 raise
 
         return checked
+
+
+class OwnLightOffsets:
+    """`LightOffsets` of groups as `OwnGroups` has them: how far a group is, is where the group is."""
+
+    def __init__(
+        self,
+        offsets: LightOffsets,
+        belonging: Belonging,
+        *,
+        commit: Callable[[str, str, str, Mapping[int, int]], Coroutine[Any, Any, None]],
+        forget: Callable[[str, str, str], Coroutine[Any, Any, None]],
+    ) -> None:
+        self._committed = offsets.committed
+        self._belonging = belonging
+        self._commit = commit
+        self._forget = forget
+        self.count, self.groups = offsets.count, offsets.groups  # as they are here
+
+    def committed(self, group: str, topic: str, partition: int, name: str) -> int | None:
+        """See `LightOffsets.committed`."""
+        self._belonging.check(group)
+        return self._committed(group, topic, partition, name)
+
+    async def commit(self, group: str, topic: str, name: str, offsets: Mapping[int, int]) -> None:
+        """See `LightOffsets.commit`."""
+        await self._commit(group, topic, name, offsets)
+
+    async def forget(self, group: str, topic: str, name: str) -> None:
+        """See `LightOffsets.forget`."""
+        await self._forget(group, topic, name)
 
 
 def _group_in(arguments: Sequence[object], named: Mapping[str, object]) -> str:

@@ -50,7 +50,7 @@ class PartitionReader:
     ) -> ReadResult:
         """As `Broker.read`, for a partition and in its offsets, also those in the batches."""
         chain = self._routes.chain(topic, partition)
-        segment = _segment_at(chain, offset)
+        segment = chain[segment_at(chain, offset)]
         shift = segment.logical_start - segment.physical_start
         end = segment.physical_end
         if end_offset is not None:
@@ -89,7 +89,7 @@ class PartitionReader:
         if segment.physical_end is not None:
             next_offset = min(next_offset, segment.physical_end + shift)
         if shift:
-            entries = [_shifted(entry, shift) for entry in entries]
+            entries = [shifted(entry, shift) for entry in entries]
         return ReadResult(status, entries, low, max(high, next_offset), next_offset)
 
     async def _is_over(self, segment: Route, result: ReadResult, physical: int) -> bool:
@@ -130,11 +130,11 @@ class PartitionReader:
         return max(low, found - 1 if boundary is Boundary.UPPER else found)
 
 
-def _segment_at(chain: Sequence[Route], offset: int) -> Route:
-    """The segment that holds an offset; the first one for offsets before it."""
+def segment_at(chain: Sequence[Route], offset: int) -> int:
+    """The index of the segment that holds an offset; the first one for offsets before it."""
     if len(chain) == 1:
-        return chain[0]
-    return chain[max(bisect_right(chain, offset, key=_START_OF) - 1, 0)]
+        return 0
+    return max(bisect_right(chain, offset, key=_START_OF) - 1, 0)
 
 
 def _is_whole(chain: Sequence[Route]) -> bool:
@@ -144,22 +144,26 @@ def _is_whole(chain: Sequence[Route]) -> bool:
 
 async def _bounds(chain: Sequence[Route]) -> Bounds:
     last = chain[-1]
+    at, low, end = await first_shown(chain)
+    return Bounds(chain[at].to_logical(low), last.to_logical(max(end, last.physical_start)))
+
+
+async def first_shown(chain: Sequence[Route]) -> tuple[int, int, int]:
+    """The index of the first segment from which nothing is missing, the first offset in its queue, and the end of the
+    open one's queue."""
+    last = chain[-1]
     own = await last.broker.bounds(last.queue)
-    low = max(own.min_offset, last.physical_start)
-    first = last.to_logical(low)
-    high = last.to_logical(max(own.max_offset, last.physical_start))
-    if low == last.physical_start:
-        for segment in reversed(chain[:-1]):
-            assert segment.physical_end is not None
-            low = min(max(await segment.broker.first_kept(segment.queue), segment.physical_start), segment.physical_end)
-            first = segment.to_logical(low)
-            if low > segment.physical_start:
-                break
-    return Bounds(first, high)
+    at, low = len(chain) - 1, max(own.min_offset, last.physical_start)
+    while at and low == chain[at].physical_start:
+        at -= 1
+        segment = chain[at]
+        assert segment.physical_end is not None
+        low = min(max(await segment.broker.first_kept(segment.queue), segment.physical_start), segment.physical_end)
+    return at, low, own.max_offset
 
 
-def _shifted(entry: Entry, shift: int) -> Entry:
-    """The entry with the partition's offsets, in its batch too."""
+def shifted(entry: Entry, shift: int) -> Entry:
+    """An entry of a queue with the partition's offsets, in its batch too."""
     base_offset = entry.base_offset + shift
     batch = memoryview(record_batch.with_base_offset(entry.batch, base_offset))
     return replace(entry, base_offset=base_offset, batch=batch)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
+from contextlib import suppress
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -16,11 +18,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from store.config import StoreConfig
+from store.data_format import raise_format
 from store.index import file as file_index
+from store.index.light import ROW, light_queue_of
+from store.index.opening import ROCKSDB_DIRECTORY
 from store.log.commit_log import CommitLog
 from store.log.writer import Writer
+from store.offline.index_rebuild import rebuild_index
+from store.store import LIGHT_FORMAT
 from store.types import Acks
 from tests.properties.store_world import (
+    SETTINGS,
     Call,
     Checkpoint,
     CreateTopic,
@@ -35,6 +44,7 @@ from tests.properties.store_world import (
     Reopen,
     Wait,
     World,
+    some_operations,
 )
 from tests.properties.torture import (
     Died,
@@ -50,11 +60,13 @@ from tests.properties.torture import (
     recovered,
     shrunk,
 )
+from tests.simdb import rows_in, simulated_database
 from tests.simdisk import SimDisk
 from tests.store.kit import abandon
 
 STATES = int(os.environ.get("MQ_TORTURE_STATES", "6000"))
 FIRST_SEED = int(os.environ.get("MQ_TORTURE_SEED", "1"))
+REBUILD_LIVES = int(os.environ.get("MQ_REBUILD_LIVES", "30"))
 
 
 def test_no_power_cut_loses_or_invents_a_record() -> None:
@@ -170,3 +182,54 @@ def test_any_history_survives_a_power_cut(history: list[Operation], crash_seed: 
             await abandon()
 
     asyncio.run(live_and_crash())
+
+
+@pytest.mark.parametrize("seed", range(REBUILD_LIVES))
+def test_an_index_of_light_queues_that_is_built_again_has_the_same_rows(seed: int) -> None:
+    """Random sends, retention, kills and power cuts; then `mq index rebuild`, itself cut now and then and run again.
+    The checks of every start are made as well (P10)."""
+    with simulated_database():
+        asyncio.run(_live_and_rebuild(Random(seed)))
+
+
+async def _live_and_rebuild(rng: Random) -> None:
+    config = replace(SETTINGS, index="rocksdb")
+    world = World(SimDisk(), Model(), config)
+    await world.start(certain_count=0)
+    raise_format(config.root, world.disk, LIGHT_FORMAT)
+    row_count = 0
+    for number in range(4):
+        operations = ([] if number else [CreateTopic()]) + some_operations(rng, rng.randrange(1, 60))
+        light = tuple(tuple(rng.sample(range(8), rng.randrange(4))) for _ in range(3))
+        send = Call(((rng.randrange(12), tuple(rng.choices(range(3000), k=3))),), Acks.FLUSHED, light)
+        cut = [PowerCut(rng.randrange(1, 9)), Put((send,))] * rng.randrange(2)
+        await world.run([*operations, Put((send,)), *cut])
+        world, _ = await recovered(world.disk.crash(rng), world.model, rng, config)
+        await world.store.close()
+        disk = world.disk
+        before = _light_rows(disk, config)
+        row_count += len(before["light"])
+        if rng.random() < 0.3:
+            disk.cut_power_at(rng.randrange(1, 40))
+        with suppress(OSError):
+            rebuild_index(config, "rocksdb", files=disk)
+        if disk.is_dark:
+            disk = disk.crash(rng)
+            rebuild_index(config, "rocksdb", files=disk)
+        disk.cut_power_at(1 << 30)
+        world = World(disk, world.model, config)
+        await world.start(certain_count=world.model.durable_count)  # a checkpoint behind what a rebuild leaves to it
+        await world.store.close()
+        assert _light_rows(disk, config) == before
+        await world.start(certain_count=world.model.durable_count)
+    await abandon()
+    assert row_count
+
+
+def _light_rows(disk: SimDisk, config: StoreConfig) -> dict[str, dict[bytes, bytes]]:
+    """The rows of the records that the log has, and the ends of their light queues."""
+    log_start = min(map(int, disk.names_in(config.root / "commitlog")))
+    families = rows_in(disk, config.root / ROCKSDB_DIRECTORY)
+    rows = {key: value for key, value in families["light"].items() if ROW.unpack(value)[1] >= log_start}
+    queues = {light_queue_of(key) for key in rows}
+    return {"light": rows, "light_end": {key: end for key, end in families["light_end"].items() if key in queues}}

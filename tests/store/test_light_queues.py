@@ -19,7 +19,7 @@ from store.data_format import BASE_VERSION
 from store.errors import DiskFull, IndexDamaged, IndexRefused, NoLightQueues
 from store.files import OsFiles
 from store.index import light as light_index
-from store.index.opening import ROCKSDB_DIRECTORY
+from store.index.opening import ROCKSDB_DIRECTORY, open_kind
 from store.light_names import LightNames
 from store.limits import KiB
 from store.offline.index_rebuild import rebuild_index
@@ -334,8 +334,12 @@ async def test_the_real_database_does_the_same_and_a_rebuild_forgets_what_is_not
         assert 2 < len(before) < 51
         position = store.end_position - 8
     assert verify(tmp_path).findings == []
-    ghosts = {"light": light_index.row_key(queue, b"a", 1000), "light_end": light_index.end_key(queue, b"ghost")}
-    for family, key in ghosts.items():
+    ghosts = [
+        ("light", light_index.row_key(queue, b"a", 1000)),
+        ("light", light_index.row_key(queue, b"a", before[b"a"][-1][0])),  # that of another record
+        ("light_end", light_index.end_key(queue, b"ghost")),
+    ]
+    for family, key in ghosts:
         async with opened(OsFiles(), config) as store:
             database = store._queues._database  # type: ignore[attr-defined]
             batch = WriteBatch(raw_mode=True)
@@ -344,6 +348,10 @@ async def test_the_real_database_does_the_same_and_a_rebuild_forgets_what_is_not
             database.write(batch)
         [finding] = verify(tmp_path).findings
         assert "light queues" in finding.reason
+        queues = open_kind("rocksdb", config, OsFiles(), first_position=0, rebuild=True)  # as a start that finds damage
+        assert queues.light is not None
+        assert queues.light.names(queue, b"", b"", 100) == []
+        queues.close()
         rebuild_index(config, "rocksdb")
         assert verify(tmp_path).findings == []
     async with opened(OsFiles(), config) as store:

@@ -428,6 +428,10 @@ class Context:
     run_blocking: RunBlocking
     belonging: Belonging
     turns: Turns
+    note_light: Callable[[], None]
+    """Have programs that know of no light queues refuse the directory that events are written to. Durable on return.
+    Raises as `Store.note_light`."""
+
     members_changed: Changes = field(default_factory=Changes)
     leases_changed: Changes = field(default_factory=Changes)
     """By group: there may be something to receive in any partition."""

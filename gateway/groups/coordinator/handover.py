@@ -30,11 +30,22 @@ from hashlib import sha256
 from typing import NamedTuple
 
 from gateway.groups.coordinator.context import Context
+from gateway.groups.coordinator.light_offsets import LightProgress
 from gateway.groups.coordinator.origins import Origins
 from gateway.groups.machines.broadcast import group_of
-from gateway.groups.machines.events import Barrier, DocumentPut, Event, Forgotten, decode_events, encode_event
+from gateway.groups.machines.events import (
+    Barrier,
+    DocumentPut,
+    Event,
+    Forgotten,
+    LightCommitted,
+    decode_events,
+    encode_event,
+)
+from gateway.groups.machines.progress import COMMITS_MAX
 from gateway.groups.machines.receipts import Signer
 from store.limits import MiB
+from store.turns import others_turn
 from store.uncancelled import to_its_end, uncancelled
 
 log = logging.getLogger(__name__)
@@ -99,8 +110,19 @@ class Handover:
                 records: list[bytes] = []
                 events = table.snapshot([name for name in names if name in table])
                 size_bytes = sum(table.size_of(name) for name in names)
-                await context.run_blocking(lambda: records.extend(map(encode_event, [*events, *keys])))
+                light = await self._light_offsets(group)
+                await context.run_blocking(lambda: records.extend(map(encode_event, [*events, *keys, *light])))
                 yield Moved(group, size_bytes, b"\n".join(records))
+
+    async def _light_offsets(self, group: str) -> list[LightCommitted]:
+        known = self._context.table.light_offsets
+        found: list[LightCommitted] = []
+        for topic_id in known.topic_ids():
+            for stretch in known.stretches_of(group, topic_id):
+                parts = range(0, len(stretch), COMMITS_MAX)
+                found += [LightCommitted(topic_id, tuple(stretch[at : at + COMMITS_MAX]), group) for at in parts]
+                await others_turn()
+        return found
 
     def _own_keys(self, group: str) -> Sequence[bytes]:
         return self.keys if group in self._context.table else ()
@@ -108,13 +130,13 @@ class Handover:
     async def forget(self, group: str) -> None:
         """Have nothing of a group here, as it is another node's. Durable on return."""
         async with self._all_turns(group) as names:
-            await self._forget(names)
+            await self._forget(group, names)
         for tell in self.on_gone:
             tell(group)
 
     async def gone(self, group: str) -> None:
         """The same, of a group that is `leaving`."""
-        await self._forget([name for name in self._context.table.names() if group_of(name) == group])
+        await self._forget(group, [name for name in self._context.table.names() if group_of(name) == group])
         for tell in self.on_gone:
             tell(group)
 
@@ -130,17 +152,19 @@ class Handover:
         events = decode_events(lines)
         if any(group_of(event.group) != group for event in events):
             raise ValueError(f"there are events of other groups than {group}")
+        added_bytes = context.table.light_offsets.added_bytes
+        light_bytes = sum(added_bytes(event) for event in events if isinstance(event, LightCommitted))
         async with self._all_turns(group) as names:
-            await self._forget(names)
+            await self._forget(group, names)
             is_own = False
             try:
-                with context.room.for_bytes(group, moved.size_bytes):
+                with context.room.for_bytes(group, moved.size_bytes), context.room.for_light(light_bytes):
                     for part in _parts(lines, events):
                         await uncancelled(context.log.write(part))
                 is_own = await own()
             finally:
                 if not is_own:
-                    await self._forget([name for name in context.table.names() if group_of(name) == group])
+                    await self._forget(group, [name for name in context.table.names() if group_of(name) == group])
             if is_own:
                 self._accept_receipts(context.table.get_or_new(group).documents)
                 self._origins.expect(group)
@@ -159,8 +183,9 @@ class Handover:
                 await held.enter_async_context(turns.of_any(name))
             yield [group, *lone]
 
-    async def _forget(self, names: Iterable[str]) -> None:
+    async def _forget(self, group: str, names: Iterable[str]) -> None:
         context = self._context
+        await LightProgress(context).delete(group)
         known = [name for name in names if name in context.table]
         if known:
             await uncancelled(context.log.write([Forgotten(name, None) for name in known]))

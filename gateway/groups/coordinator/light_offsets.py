@@ -49,9 +49,10 @@ class LightProgress:
             await to_its_end(self._reset(group, [(LightKey(*key, name), offset) for key, offset in keys]))
             return
         positions = tuple(LightPosition(key.partition, group, name, offset) for key, offset in keys)
-        event = LightCommitted(keys[0][0].topic_id, positions)
+        event = LightCommitted(keys[0][0].topic_id, positions, group)
+        context.note_light()
         with context.room.for_light(context.table.light_offsets.added_bytes(event)):
-            await uncancelled(context.log.write([event]))
+            await context.write([event])
 
     def count(self, group: str) -> int:
         """See `LightOffsets.count`."""
@@ -80,7 +81,7 @@ class LightProgress:
             for stretch in known.stretches_of(group, topic_id):
                 for first in range(0, len(stretch), COMMITS_MAX):
                     gone = tuple(one._replace(offset=FORGOTTEN) for one in stretch[first : first + COMMITS_MAX])
-                    await uncancelled(context.log.write([LightCommitted(topic_id, gone)]))
+                    await uncancelled(context.log.write([LightCommitted(topic_id, gone, group)]))
                 await others_turn()
 
     async def _reset(self, group: str, moves: Sequence[tuple[LightKey, int]]) -> None:

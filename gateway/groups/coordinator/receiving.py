@@ -66,7 +66,7 @@ from gateway.groups.protocol import (
     StartSpec,
 )
 from gateway.routing.base import TopicView
-from gateway.routing.light import light_route
+from gateway.routing.light import LightPartitionReader, light_route
 from gateway.routing.patience import AGAIN_S, AWAY_S
 from gateway.routing.tail_watcher import TopicWatch
 from store.errors import StoreError
@@ -162,15 +162,12 @@ class _Waiting:
         self._watched = topics
 
     def _watch_light(self, lane: Lane) -> None:
-        routes = self._context.routes
-        route, broker = light_route(routes, lane.topic, lane.partition)
-
         def got() -> None:
             self._changed[lane] = None
             self.wake()
 
-        self._call_offs.append(broker.watch_light(route.queue, self._name.encode(), got))
-        self._call_offs.append(routes.watch(lane.topic, lane.partition, got))
+        reader = LightPartitionReader(self._context.routes)
+        self._call_offs.append(reader.follow(lane.topic, self._name.encode(), lane.partition, got))
 
     def changed(self) -> list[Lane]:
         """Partitions and light queues that got records since this was last asked."""
@@ -354,25 +351,24 @@ class Receiving:
             self._check_mode(group)
             for view in views:
                 for partition in range(view.partitions):
-                    _, broker = light_route(context.routes, view.name, partition)
-                    broker.note_light()  # programs that know of no light queues must not read what is written now
+                    light_route(context.routes, view.name, partition)
+                context.note_light()
                 if context.table.light(group, view.topic_id) is None:
                     begun = LightLeases(group, view.topic_id).decide_begin(context.clock.now_ms())
                     with context.room.for_bytes(group, QUEUE_BYTES):
                         await context.write([begun])
                 if request.start is Start.LAST and not self._has_been(group, view, name):
+                    reader = LightPartitionReader(context.routes)
                     ends = [
-                        (
-                            await context.records.bounds_of(view.name, LightKey(view.topic_id, partition, name))
-                        ).max_offset
-                        for partition in range(view.partitions)
+                        await reader.end(view.name, name.encode(), partition) for partition in range(view.partitions)
                     ]
                     event = LightCommitted(
                         view.topic_id,
                         tuple(LightPosition(partition, group, name, end) for partition, end in enumerate(ends)),
+                        group,
                     )
                     with context.room.for_light(context.table.light_offsets.added_bytes(event)):
-                        await context.log.write([event])
+                        await context.write([event])
 
     async def _begin(self, group: str, topics: _Topics, start: StartSpec) -> None:
         """Fix where the group is in every partition of its topics. Durable on return; those of a topic are one

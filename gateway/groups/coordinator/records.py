@@ -18,7 +18,7 @@ from typing import NamedTuple
 from gateway.brokers.event_log import RunBlocking
 from gateway.groups.machines.progress import Place
 from gateway.routing.base import Routes
-from gateway.routing.light import light_route
+from gateway.routing.light import LightPartitionReader
 from gateway.routing.reading import PartitionReader
 from store import record_batch
 from store.limits import MiB
@@ -137,6 +137,7 @@ class RecordReader:
         self._routes = routes
         self._run_blocking = run_blocking
         self._reader = PartitionReader(routes)
+        self._light_reader = LightPartitionReader(routes)
         self._bytes_max = bytes_max
         self._bytes = 0
         self.bounds = self._reader.bounds
@@ -153,8 +154,7 @@ class RecordReader:
         """The same of a light queue, in its offsets, or of a partition. Raises NoLightQueues, IndexDamaged as well."""
         if not key.name:
             return await self.bounds(topic, key.partition)
-        route, broker = light_route(self._routes, topic, key.partition)
-        return broker.light_bounds(route.queue, key.name.encode())
+        return await self._light_reader.bounds(topic, key.name.encode(), key.partition)
 
     async def step(
         self, topic: str, partition: int, offset: int, *, tag_hashes: frozenset[int] | None = None, name: str = ""
@@ -174,17 +174,14 @@ class RecordReader:
         return Step(entries, read.next_offset)
 
     async def _light_step(self, topic: str, partition: int, offset: int, name: str) -> Step:
-        route, broker = light_route(self._routes, topic, partition)
-        view = self._routes.topic(topic)
-        partition_id = (view.topic_id, partition)
-        read = await broker.read_light(
-            route.queue, name.encode(), offset, max_records=_LIGHT_RECORDS, max_bytes=_READ_BYTES
+        partition_id = (self._routes.topic(topic).topic_id, partition)
+        read = await self._light_reader.read(
+            topic, name.encode(), partition, offset, max_records=_LIGHT_RECORDS, max_bytes=_READ_BYTES
         )
         entries: list[Decoded] = []
         for _, found in groupby(read.records, key=lambda one: one.entry.position):
             in_queue = list(found)  # one behind the other: its offsets have no gaps
             entry = in_queue[0].entry
-            entry.raw_keys = view.raw_keys
             whole = self._remembered(partition_id, entry.base_offset) or await self._opened(partition_id, entry)
             records = [whole.records[one.record_index] for one in in_queue]
             entries.append(replace(whole, base_offset=in_queue[0].offset, records=records, sizes=_sizes_of(records)))

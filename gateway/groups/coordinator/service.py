@@ -107,9 +107,10 @@ from gateway.groups.machines.subscription import Subscription
 from gateway.groups.machines.table import GroupTable, document_bytes, settings_bytes
 from gateway.groups.protocol import GroupDescription, GroupView, MemberView
 from gateway.routing.base import Routes
+from gateway.routing.light import LightQueues
 from gateway.routing.tail_watcher import TailWatcher
 from store.clock import Clock
-from store.errors import StoreError, StoreStopped, UnknownQueue
+from store.errors import NoLightQueues, StoreError, StoreStopped, UnknownQueue
 from store.files import Files
 from store.limits import KiB
 
@@ -173,7 +174,9 @@ class Coordinator:
             clock,
             GROUP_EVENTS.snapshot_files(directory, files, run_blocking),
             apply=lambda event, _: self._apply(event),
-            whole_state=lambda: table.snapshot(without=self.shards.names()),
+            whole_state=lambda: table.snapshot(
+                without=self.shards.names(), light_of=lambda group: not logs.is_sharded(group)
+            ),
         )
         self._table = table
         logs = GroupLogs(self._log)
@@ -192,6 +195,7 @@ class Coordinator:
             run_blocking=run_blocking,
             belonging=self.belonging,
             turns=Turns(self.belonging),
+            note_light=broker.note_light if isinstance(broker, LightQueues) else _no_light,
         )
         self._directory = directory
         self._files = files
@@ -543,6 +547,10 @@ class Coordinator:
         more = document_bytes(key, content) - document_bytes(key, documents.get(key))
         with self._context.room.for_bytes(group, more):
             await self._context.write([DocumentPut(group, key, content)], flushed=flushed)
+
+
+def _no_light() -> None:
+    raise NoLightQueues("the events of groups are kept by a broker that has no light queues")
 
 
 def _broker_of(routes: Routes, partition: Partition) -> str:

@@ -27,6 +27,7 @@ from gateway.groups.coordinator.handover import Handover
 from gateway.groups.machines.broadcast import group_of
 from gateway.groups.machines.events import Event, Forgotten
 from store.errors import Overloaded
+from store.turns import others_turn
 from store.types import QueueKey
 
 log = logging.getLogger(__name__)
@@ -45,7 +46,7 @@ class GroupLogs:
     def write(self, events: Sequence[Event], *, flushed: bool = True) -> asyncio.Future[None]:
         """See `EventLog.write`; the events are of one group. Overloaded: its shard is not here."""
         group = group_of(events[0].group) if events else ""
-        if not group or not self.is_sharded(group):  # what is of no group, as offsets in light queues, is the node's
+        if not group or not self.is_sharded(group):  # what is of no group is the node's
             return self._own.write(events, flushed=flushed)
         if (shard := self.shards.get(shard_of(group))) is not None:
             return shard.write(events, flushed=flushed)
@@ -118,12 +119,14 @@ class Shards:
             context.clock,
             snapshots,
             apply=lambda event, _: apply(event),
-            whole_state=lambda: context.table.snapshot(self._names(shard)),
+            whole_state=lambda: context.table.snapshot(
+                self._names(shard), light_of=lambda group: self._is_of(shard, group)
+            ),
         )
         try:
             count = await events.replay(lambda _: None)
         except BaseException:
-            self._forget(shard)
+            await self._forget(shard)
             raise
         is_read = True
         self._handover.took_up(names := {group_of(name) for name in self._names(shard)})
@@ -144,7 +147,7 @@ class Shards:
         await self._end(shard)
         events.abandon(_taken_over(f"shard {shard}"))
         await self._context.turns.ended(lambda name: self._is_of(shard, name))
-        self._forget(shard)
+        await self._forget(shard)
         log.info("groups given up shard=%d", shard)
 
     async def _end(self, shard: int) -> None:
@@ -152,7 +155,7 @@ class Shards:
         running.cancel()
         await asyncio.wait([running])
 
-    def _forget(self, shard: int) -> None:
+    async def _forget(self, shard: int) -> None:
         names = self._names(shard)
         for name in names:
             self._apply(Forgotten(name, None))
@@ -160,6 +163,8 @@ class Shards:
         for group in {group_of(name) for name in names}:
             for tell in self._handover.on_gone:
                 tell(group)
+        for _ in self._context.table.light_offsets.drop(lambda group: self._is_of(shard, group)):
+            await others_turn()
 
     async def save(self, shard: int) -> None:
         """Save a snapshot of a shard that is here."""

@@ -148,7 +148,7 @@ class LightPosition(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LightCommitted:
-    """Groups have read light queues of a topic up to here. Belongs to no group: see `light_offsets`."""
+    """Groups have read light queues of a topic up to here: see `light_offsets`. `group`: if it is of one alone."""
 
     topic_id: int
     positions: tuple[LightPosition, ...]

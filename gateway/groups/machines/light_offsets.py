@@ -120,15 +120,30 @@ class LightOffsets:
         """Forget those of topics that are gone."""
         return [LightForgotten(topic_id) for topic_id in sorted(self._topics) if not exists(topic_id)]
 
-    def snapshot(self) -> Iterable[LightCommitted]:
-        """Events that lead an empty table to this state, as it is at this call; they are made later, one by one."""
-        return _events_of([(topic_id, dict(offsets)) for topic_id, offsets in sorted(self._topics.items())])
+    def drop(self, is_meant: Callable[[str], bool]) -> Iterator[None]:
+        """Have none of some groups any more. It is done in stretches of KEYS_A_STRETCH: who asks for the next one may
+        let others have a turn first."""
+        for topic_id in self.topic_ids():
+            keys = list(self._topics.get(topic_id, {}))
+            for first in range(0, len(keys), KEYS_A_STRETCH):
+                for partition, group, name, _ in (_position(key, 0) for key in keys[first : first + KEYS_A_STRETCH]):
+                    if is_meant(group):
+                        self.put(group, topic_id, partition, name, FORGOTTEN)
+                yield
+
+    def snapshot(self, is_meant: Callable[[str], bool]) -> Iterable[LightCommitted]:
+        """Events that lead an empty table to this state, as it is at this call, of some groups; they are made later,
+        one by one."""
+        return _events_of([(topic_id, dict(offsets)) for topic_id, offsets in sorted(self._topics.items())], is_meant)
 
 
-def _events_of(topics: Iterable[tuple[int, dict[bytes, int]]]) -> Iterator[LightCommitted]:
+def _events_of(
+    topics: Iterable[tuple[int, dict[bytes, int]]], is_meant: Callable[[str], bool]
+) -> Iterator[LightCommitted]:
     for topic_id, offsets in topics:
-        left = iter(offsets.items())
-        while some := tuple(_position(key, offset) for key, offset in islice(left, COMMITS_MAX)):
+        positions = (_position(key, offset) for key, offset in offsets.items())
+        left = (position for position in positions if is_meant(position.group))
+        while some := tuple(islice(left, COMMITS_MAX)):
             yield LightCommitted(topic_id, some)
 
 

@@ -277,12 +277,20 @@ class GroupTable:
                 events.append(Forgotten(name, tuple(gone)))
         return events
 
-    def snapshot(self, names: Collection[str] | None = None, *, without: Collection[str] = ()) -> Iterable[Event]:
+    def snapshot(
+        self,
+        names: Collection[str] | None = None,
+        *,
+        without: Collection[str] = (),
+        light_of: Callable[[str], bool] | None = None,
+    ) -> Iterable[Event]:
         """Events that lead an empty table to this state (but for times of members, which begin anew): the state as it
         is at this call, see `Progress.snapshot`. `names`: of these groups alone, and of
-        nothing else; `without`: of all but these."""
+        nothing else; `without`: of all but these. `light_of`: with all offsets in light queues of these groups, also of
+        those that have nothing else; None: of all groups, if no names are given."""
         parts: list[Iterable[Event]] = []
-        is_whole = names is None
+        if names is None and light_of is None:
+            light_of = _is_any
         if names is None and without:
             names = [name for name in self.names() if name not in without]
         for name in self.names() if names is None else names:
@@ -292,7 +300,7 @@ class GroupTable:
             parts.append(group.membership.snapshot())
             parts += [queue.snapshot() for queue in group.queues.values()]
             for topic_id, light in group.light.items():
-                if names is None:
+                if light_of is not None:
                     idle = {
                         place: self.light_offset(name, LightKey(topic_id, *place)) for place in light.reset_places()
                     }
@@ -300,8 +308,8 @@ class GroupTable:
                     idle = self.light_offsets.of_group(name, topic_id)
                 parts.append(light.snapshot(idle))
         parts.append(self.progress.snapshot(names))
-        if is_whole:
-            parts.append(self.light_offsets.snapshot())
+        if light_of is not None:
+            parts.append(self.light_offsets.snapshot(light_of))
         return chain.from_iterable(parts)
 
     # What has been decided and written
@@ -466,3 +474,8 @@ class _Missing:
 
     def allocate(self, members: Sequence[str], partitions: Sequence[Partition], current: Assignment) -> Assignment:
         raise GroupError(self._reason)
+
+
+def _is_any(group: str) -> bool:
+    """Any group is meant."""
+    return True

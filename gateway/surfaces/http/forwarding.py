@@ -17,6 +17,7 @@ import asyncio
 import logging
 import re
 import ssl
+from collections.abc import Collection
 from contextlib import suppress
 from functools import partial
 from zlib import crc32
@@ -257,6 +258,8 @@ def forwarding(gateway: Gateway, path: str, handler: Handler) -> Handler:
         return handler
     if path in _GROUP_IN_QUERY:
         return _forwarding_by_query(cluster, forwarder, handler)
+    if path in _LIGHT_GROUP_IN_QUERY:
+        return _forwarding_by_query(cluster, forwarder, handler, claiming=(hdrs.METH_PUT,))
     kind = GROUPS if "{group}" in path else RECURRING if "{recurring}" in path else None
     named = next((name for name in NAMED_BY_NODE if f"{{{name}}}" in path), None)
     if kind is None and named is None:
@@ -305,16 +308,27 @@ def node_in(request: web.Request, named: str) -> str | None:
 _GROUP_IN_QUERY = ("/mq/v1/topics/{topic}/sse", "/ws/v1/consume")
 """Routes of streams that may be those of one consumer of a group."""
 
-_GROUP_OF_STREAM = re.compile("|".join(path.replace("{topic}", "[^/]+") + "/?" for path in _GROUP_IN_QUERY))
+_OF_LIGHT_QUEUE = "/mq/v1/topics/{topic}/queues/{queue}/"
+_LIGHT_GROUP_IN_QUERY = tuple(_OF_LIGHT_QUEUE + what for what in ("records", "sse", "offsets"))
+"""Routes that begin where a group is in a light queue, or say it: the group needs no owner until it is said."""
+
+_GROUP_OF_STREAM = re.compile(
+    "|".join(re.sub("{(topic|queue)}", "[^/]+", path) + "/?" for path in (*_GROUP_IN_QUERY, *_LIGHT_GROUP_IN_QUERY))
+)
 
 
-def _forwarding_by_query(cluster: Cluster, forwarder: Forwards, handler: Handler) -> Handler:
+def _forwarding_by_query(
+    cluster: Cluster, forwarder: Forwards, handler: Handler, *, claiming: Collection[str] | None = None
+) -> Handler:
+    """`claiming`: methods by which a group begins to be used; None: by any."""
+
     async def forwarded(gateway: Gateway, request: web.Request, body: bytes) -> web.StreamResponse:
         group = request.query.get("group")
         if group is None or _has_ticket(request):
             return await handler(gateway, request, body)
-        owner = cluster.owner(GROUPS, group) or await cluster.claim(GROUPS, group)  # it is used from now on
-        if owner == cluster.name:
+        begins = claiming is None or request.method in claiming
+        owner = cluster.owner(GROUPS, group) or await (cluster.claim if begins else cluster.look_up)(GROUPS, group)
+        if owner in (None, cluster.name):
             return await handler(gateway, request, body)
         return await forwarder.answer(gateway, request, body, owner)
 

@@ -12,10 +12,11 @@ from collections.abc import Mapping
 
 from aiohttp import web
 
-from gateway.api.light import Found, LightReader, Rendering, commit_light
+from gateway.api.light import PARTITIONS_A_TURN, Found, LightReader, Rendering, commit_light
 from gateway.api.pages import decode_after, encode_after
 from gateway.api.shapes.queries import CommitLightQuery, LightGroupQuery, LightQuery, ListLightQuery
 from gateway.api.tasks import is_set_within, when_set
+from gateway.api.turns import few_a_turn
 from gateway.auth.access import Permission
 from gateway.codec.cursors import write_cursor
 from gateway.codec.records import parse_light_name
@@ -50,7 +51,7 @@ async def read_queue(gateway: Gateway, request: web.Request, _: bytes) -> web.St
     wanted = {partition: offsets[partition] for partition in (*partitions[shift:], *partitions[:shift])}
     allowance = allowance_of(gateway, request)
 
-    async def read() -> Found:
+    async def read_once() -> Found:
         room_bytes = await allowance.begin(SMALL_BYTES)
         max_bytes = max(1, min(gateway.limits.fetch_bytes_default, room_bytes // RENDERED_FACTOR))
         found = await reader.read(view.name, name, wanted, max_records=query.limit, max_bytes=max_bytes)
@@ -58,22 +59,25 @@ async def read_queue(gateway: Gateway, request: web.Request, _: bytes) -> web.St
         access_of(request).check(Permission.RECEIVE, topic=f"{view.name}/{name.decode()}")
         return found
 
-    found = await read()
+    found = await read_once()
     if not found.records and query.timeout and not gateway.draining.is_set():
         allowance.release()
         woken = asyncio.Event()
+        until_s = asyncio.get_running_loop().time() + query.timeout / 1000
         gateway.stats.long_poll_count += 1
         try:
             async with while_allowed(gateway, request):
                 with reader.watching(view.name, name, partitions, woken.set), when_set(gateway.draining, woken.set):
-                    found = await read()  # what came before the watch
-                    if not found.records:
+                    found = await read_once()  # what came before the watch
+                    while not found.records and not gateway.draining.is_set():
                         allowance.release()
-                        await is_set_within(woken, query.timeout / 1000)
+                        is_woken = await is_set_within(woken, until_s - asyncio.get_running_loop().time())
+                        woken.clear()
+                        found = await read_once()
+                        if not is_woken:
+                            break
         finally:
             gateway.stats.long_poll_count -= 1
-        if not found.records:
-            found = await read()
     answer = {"records": await _rendered(view, name, found), "next_cursor": _cursor_of(view, offsets, found)}
     return await packed(request, json_answer(request, answer))
 
@@ -88,9 +92,10 @@ async def committed_in_queue(gateway: Gateway, request: web.Request, _: bytes) -
     for partition in range(view.partitions):
         offset = committed(group, view.name, partition, name.decode())
         if offset is not None:
-            low, high = reader.bounds(view.name, name, partition)
-            lag = max(high - max(offset, low), 0)
-            shown.append({"partition": partition, "committed": offset, "end_offset": high, "lag": lag})
+            stretches = await reader.stretches(view.name, name, partition)
+            lag = sum(max(end - max(offset, begin), 0) for begin, end in stretches)
+            end = stretches[-1].max_offset if stretches else await reader.end(view.name, name, partition)
+            shown.append({"partition": partition, "committed": offset, "end_offset": end, "lag": lag})
     triples = ((view.name, row["partition"], row["committed"]) for row in shown)
     cursor = write_cursor(triples, {view.name: str(view.topic_id)}) if shown else None
     answer = {"group": group, "topic": view.name, "queue": name.decode(), "cursor": cursor, "partitions": shown}
@@ -143,13 +148,13 @@ async def get_queue(gateway: Gateway, request: web.Request, _: bytes) -> web.Res
     view = gateway.routes_table.topic(request.match_info["topic"])
     name = parse_light_name(request.match_info["queue"])
     reader = LightReader(gateway.routes_table)
-    bounds = [(partition, *reader.bounds(view.name, name, partition)) for partition in range(view.partitions)]
-    shown = [
-        {"partition": partition, "beginning_offset": low, "end_offset": high}
-        for partition, low, high in bounds
-        if low < high
-    ]
-    count = sum(high - low for _, low, high in bounds)
+    shown: list[dict[str, int]] = []
+    count = 0
+    async for partition in few_a_turn(range(view.partitions), per_turn=PARTITIONS_A_TURN):
+        if stretches := await reader.stretches(view.name, name, partition):
+            begin, end = stretches[0].min_offset, stretches[-1].max_offset
+            shown.append({"partition": partition, "beginning_offset": begin, "end_offset": end})
+            count += sum(high - low for low, high in stretches)
     answer = {"topic": view.name, "queue": name.decode(), "record_count": count, "partitions": shown}
     return json_answer(request, answer)
 

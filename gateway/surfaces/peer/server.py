@@ -11,6 +11,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from typing import cast
 
 from aiohttp import hdrs, web
 
@@ -19,6 +20,8 @@ from gateway.cluster import peer_wire
 from gateway.cluster.peer import CODE_HEADER, HEAD_CODE_HEADER, MESSAGE_BYTES_MAX, PATH, STAMP_HEADER
 from gateway.cluster.peer_auth import NotAuthentic, Secret, SeenRequests, Stamp, check_code, parse_stamp
 from gateway.cluster.peer_wire import Batches, Head
+from gateway.routing.light import LightQueues
+from gateway.surfaces.peer.light import light_operations
 from store.clock import Clock
 from store.errors import StoreError, UnknownQueue
 from store.limits import MiB
@@ -89,6 +92,7 @@ class PeerService:
             "expire_queue": self._expire_queue,
             "look_at_topic": self._look_at_topic,
             "take_group": self._take_group,
+            **light_operations(broker, self._queue_of),
             **{name: _plain(answer) for name, answer in (more or {}).items()},
         }
 
@@ -181,6 +185,8 @@ class PeerService:
 
     async def _schedule(self, head: Head, batches: Batches) -> bytes:
         append = peer_wire.append_of(head["append"], batches)
+        if head.get("light", False):
+            cast(LightQueues, self._broker).note_light()
         keys = [None if key is None else bytes.fromhex(key) for key in head["keys"]]
         return peer_wire.pack({"appended": await self._broker.schedule(append, acks=Acks(head["acks"]), keys=keys)})
 

@@ -117,13 +117,14 @@ class LightSource:
         await self._consumer.check_epoch(topic, epoch)
 
     async def bounds(self, topic: str, partition: int) -> Bounds:
-        """See `Store.light_bounds`."""
-        return self._reader.bounds(topic, self._name, partition)
+        """Of the first record, and the lowest that the next one may get."""
+        low, _ = await self._reader.bounds(topic, self._name, partition)
+        return Bounds(low, await self._reader.end(topic, self._name, partition))
 
     async def start_offset(self, topic: str, partition: int, spec: OffsetSpec, reset: str | None = None) -> int:
         """Where a reader begins who asks for `spec`; what retention has passed becomes the first one that is kept.
         Raises RequestError, and as `bounds`."""
-        low, high = self._reader.bounds(topic, self._name, partition)
+        low, high = await self.bounds(topic, partition)
         if isinstance(spec, AtTime):
             raise invalid('from: a light queue is read from "earliest", "latest" or a cursor')
         if isinstance(spec, str):

@@ -4,7 +4,9 @@ data directory of the first; every node has routes of its own, kept by a followe
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from functools import partial
 from random import Random
 
@@ -25,7 +27,9 @@ from gateway.routing.table import RouteTable
 from gateway.routing.tail_watcher import TailWatcher
 from gateway.surfaces.peer.server import PeerService
 from store import Store, record_batch
+from store.config import StoreConfig
 from store.errors import AlreadyStored, SealedQueue
+from store.light_names import LightNames
 from store.record_batch import Record
 from store.topics import Topic
 from store.types import Acks, Append, Identity
@@ -59,8 +63,9 @@ class Node:
 class Cluster:
     """`start`, then `crash` as often as wanted, then `stop`."""
 
-    def __init__(self, partitions: int = 1, *, is_remote: bool = False) -> None:
+    def __init__(self, partitions: int = 1, *, is_remote: bool = False, config: StoreConfig = CONFIG) -> None:
         """`is_remote`: nodes reach each other over HTTP, as processes of their own would."""
+        self.config = config
         self.is_remote = is_remote
         self._served = AsyncExitStack()
         self.clock = FakeClock()
@@ -90,14 +95,17 @@ class Cluster:
 
     async def start(self) -> None:
         for node in self.nodes.values():
-            node.store = await open_store(node.disk, CONFIG, self.clock)
+            config = replace(self.config, root=self.config.root / node.name)
+            node.store = await open_store(node.disk, config, self.clock)
             timer = PlainTimer(node.store, self.clock)
             node.broker = LocalBroker(node.store, timer, name=node.name, on_topic=_ignore, on_deleted=_ignore)
             self.topic, _ = await node.store.create_topic(TOPIC, self.partitions)
             if self.is_remote:
                 await self._serve(node)
         first = self.nodes["n1"]
-        self.metadata = EmbeddedMetadata(CONFIG.root, first.disk, first.broker, self.clock, run_blocking=inline)
+        self.metadata = EmbeddedMetadata(
+            first.store.config.root, first.disk, first.broker, self.clock, run_blocking=inline
+        )
         metadata = self.metadata
         pin(first.store, lambda: metadata.needed_position)
         await metadata.start()
@@ -144,16 +152,28 @@ class Cluster:
         for node in self.nodes.values():
             await node.store.close()
 
-    async def send(self, via: str, value: bytes, partition: int = 0, identity: Identity | None = None) -> int:
-        """Send one record through a node, again when its partition moves; its offset, or that of the original."""
+    async def send(
+        self,
+        via: str,
+        value: bytes,
+        partition: int = 0,
+        identity: Identity | None = None,
+        queues: Sequence[bytes] = (),
+    ) -> int:
+        """Send one record through a node, again when its partition moves; its offset, or that of the original.
+        `queues`: light ones."""
         node = self.nodes[via]
         while True:
             segment = node.routes.writable(TOPIC, partition)
-            batch = record_batch.encode([Record(None, value, self.clock.now_ms())])
+            append = Append(
+                queue=segment.queue,
+                batch=record_batch.encode([Record(None, value, self.clock.now_ms())]),
+                record_count=1,
+                identity=identity,
+                light=LightNames.of([queues]),
+            )
             try:
-                [appended] = await segment.broker.append(
-                    [Append(queue=segment.queue, batch=batch, record_count=1, identity=identity)], acks=Acks.FLUSHED
-                )
+                [appended] = await segment.broker.append([append], acks=Acks.FLUSHED)
             except SealedQueue:
                 await asyncio.sleep(0)
             except AlreadyStored as known:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +28,24 @@ JOBS, STREAM, P0 = "jobs", "stream", TopicPartition("orders", 0)
 COUNT = 20
 
 
-def at(root: Path) -> World:
-    return World(OsFiles(), config_of(root))  # type: ignore[arg-type]  # a real disk: that is what is repaired
+INBOXES = [None, "user/42"]
+"""Records of the topic, or of a light queue of it."""
 
 
-async def lived(root: Path) -> tuple[set[int], int, MemberKey]:
+def at(root: Path, inbox: str | None) -> World:
+    config = config_of(root) if inbox is None else replace(config_of(root), index="rocksdb")
+    return World(OsFiles(), config)  # type: ignore[arg-type]  # a real disk: that is what is repaired
+
+
+async def lived(root: Path, inbox: str | None) -> tuple[set[int], int, MemberKey]:
     """Leases, acks, members and commits, then a kill. The acked offsets, the committed one, a member."""
-    made = at(root)
+    made = at(root, inbox)
     await made.start()
     await made.topic(partitions=1)
-    await made.send(*(b"%d" % number for number in range(COUNT)))
+    await made.send(*(b"%d" % number for number in range(COUNT)), light=inbox)
     acked: set[int] = set()
     for size in (4, 3, 5):
-        messages = (await made.groups.receive(JOBS, wanting(max_messages=size))).messages
+        messages = (await made.groups.receive(JOBS, wanting(max_messages=size, queue=inbox))).messages
         await made.groups.ack(JOBS, receipts(messages[::2]))
         await made.groups.nack(JOBS, receipts(messages[1:2]), delay_ms=10)
         acked |= {message.offset for message in messages[::2]}
@@ -56,11 +62,12 @@ def offsets_entries(root: Path) -> list[Any]:
     return [entry for entry in entries_of(root) if entry.queue == OFFSETS_QUEUE]
 
 
+@pytest.mark.parametrize("inbox", INBOXES)
 async def test_whichever_entry_is_lost_the_server_starts_and_no_record_is_passed_over(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, inbox: str | None
 ) -> None:
     root = tmp_path / "data"
-    acked, committed, member = await lived(root)
+    acked, committed, member = await lived(root, inbox)
     entries = offsets_entries(root)
     assert len(entries) >= 10
     for number, entry in enumerate(entries):
@@ -68,7 +75,7 @@ async def test_whichever_entry_is_lost_the_server_starts_and_no_record_is_passed
         shutil.copytree(root, broken)
         overwrite(broken, entry.position + entry.size - 20, b"\xff" * 8)
         assert repair(config_of(broken), out).lost
-        made = at(out)
+        made = at(out, inbox)
         caplog.clear()
         with caplog.at_level(logging.WARNING):
             await made.start()
@@ -79,34 +86,37 @@ async def test_whichever_entry_is_lost_the_server_starts_and_no_record_is_passed
         _, share = await made.groups.join(STREAM, "m1", ORDERS)
         assert share.generation > member.generation, "a generation that nobody had"
         assert await made.groups.start_offset(STREAM, P0, Start.FIRST) <= committed
-        again = (await made.groups.receive(JOBS, wanting(max_messages=100))).messages
+        again = (await made.groups.receive(JOBS, wanting(max_messages=100, queue=inbox))).messages
         assert set(range(COUNT)) - acked <= {message.offset for message in again}
         results = await made.groups.ack(JOBS, receipts(again))
         assert all(result.ok for result in results)
         await made.stop()
-        made = at(out)
+        made = at(out, inbox)
         await made.start()
-        assert (await made.groups.receive(JOBS, wanting(max_messages=100))).messages == (), "mended once, for good"
+        assert (await made.groups.receive(JOBS, wanting(max_messages=100, queue=inbox))).messages == (), (
+            "mended once, for good"
+        )
         await made.stop()
         shutil.rmtree(broken)
         shutil.rmtree(out)
 
 
-async def test_acks_after_a_mended_start_survive_a_kill(tmp_path: Path) -> None:
+@pytest.mark.parametrize("inbox", INBOXES)
+async def test_acks_after_a_mended_start_survive_a_kill(tmp_path: Path, inbox: str | None) -> None:
     root, out = tmp_path / "data", tmp_path / "out"
-    await lived(root)
+    await lived(root, inbox)
     overwrite(root, offsets_entries(root)[3].position + 80, b"\xff" * 8)
     repair(config_of(root), out)
-    made = at(out)
+    made = at(out, inbox)
     await made.start()
     made.clock.step(60_000)
-    again = (await made.groups.receive(JOBS, wanting(max_messages=100))).messages
+    again = (await made.groups.receive(JOBS, wanting(max_messages=100, queue=inbox))).messages
     await made.groups.ack(JOBS, receipts(again))
     made._writing.cancel()
     await made.store.close()
-    made = at(out)
+    made = at(out, inbox)
     await made.start()
-    assert (await made.groups.receive(JOBS, wanting(max_messages=100))).messages == ()
+    assert (await made.groups.receive(JOBS, wanting(max_messages=100, queue=inbox))).messages == ()
     await made.stop()
 
 

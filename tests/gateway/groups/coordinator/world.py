@@ -22,6 +22,7 @@ from gateway.settings.limits import Limits
 from store import Store, record_batch
 from store.config import StoreConfig
 from store.errors import TopicExists
+from store.light_names import LightNames
 from store.record_batch import Headers, Record
 from store.topics import TIMER_QUEUE
 from store.types import Acks, Append, Appended, Delay, QueueKey, Source
@@ -175,8 +176,9 @@ class World:
         partition: int = 0,
         headers: Headers = (),
         acks: Acks = Acks.FLUSHED,
+        light: str | None = None,
     ) -> int:
-        """One batch; its first offset."""
+        """One batch, its records in this light queue; its first offset."""
         batch = record_batch.encode([Record(None, value, self.clock.now_ms(), headers) for value in values])
         append = Append(
             queue=self.routes.writable(topic, partition).queue,
@@ -184,6 +186,7 @@ class World:
             record_count=len(values),
             json_values=True,
             tag_hashes=batch_tag_hashes(batch),
+            light=LightNames.of([[light.encode()] if light else []] * len(values)),
         )
         (answer,) = await self.broker.append([append], acks=acks)
         return answer.base_offset

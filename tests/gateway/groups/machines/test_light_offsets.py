@@ -76,7 +76,7 @@ def test_a_snapshot_is_the_state_at_its_call() -> None:
     offsets = LightOffsets()
     for number in range(light_offsets.COMMITS_MAX + 1):
         offsets.apply(committed((number % 3, f"g{number}", "é/*x"[:2], number)))
-    events = offsets.snapshot()
+    events = offsets.snapshot(lambda group: True)
     offsets.apply(committed((0, "g0", "é/", 77)))
     offsets.apply(LightForgotten(16))
     again = LightOffsets()
