@@ -17,10 +17,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
+from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic, RecordsToDelete
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.client import AIOKafkaClient
-from aiokafka.errors import KafkaError, NodeNotReadyError
+from aiokafka.errors import BrokerResponseError, InvalidPartitionsError, KafkaError, NodeNotReadyError
 from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.protocol.offset import OffsetRequest
 from aiokafka.protocol.produce import ProduceRequest
@@ -282,8 +282,6 @@ class Links:
         [described] = await _done(admin.describe_topics([plan.name]))
         partitions = described["partitions"]
         wrong = []
-        if len(partitions) < plan.partitions:
-            wrong.append(f"it has {len(partitions)} partitions, and needs {plan.partitions}")
         if (replicas := min((len(one["replicas"]) for one in partitions), default=0)) < self._address.replication:
             wrong.append(f"it has {replicas} replicas, and needs {self._address.replication}")
         [configs] = await _done(admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, plan.name)]))
@@ -304,6 +302,20 @@ class Links:
         ]
         if wrong:
             raise TopicDiffers(f"topic {plan.name} in Kafka is not fit for partitions of mq: {'; '.join(wrong)}")
+        if len(partitions) < plan.partitions:
+            await self._grow(admin, plan)
+
+    async def _grow(self, admin: AIOKafkaAdminClient, plan: TopicPlan) -> None:
+        try:
+            await _done(admin.create_partitions({plan.name: NewPartitions(plan.partitions)}))
+        except Unreached as error:
+            if isinstance(error.__cause__, InvalidPartitionsError):  # another node was faster
+                return
+            if isinstance(error.__cause__, BrokerResponseError):
+                reason = f"topic {plan.name} in Kafka cannot have {plan.partitions} partitions: {error.__cause__}"
+                raise TopicDiffers(reason) from error
+            raise
+        log.info("topic grown in Kafka topic=%s partitions=%d", plan.name, plan.partitions)
 
     async def delete_before(self, topic: str, partition: int, offset: int) -> None:
         """See `Kafka.delete_before`."""
