@@ -120,6 +120,9 @@ FINISH_AFTER_S = 5.0
 TAKE_AFTER_S = 5.0
 """How long a node is away before others take over what it owns on a Kafka cluster."""
 
+TAKE_OWN_S = 10.0
+"""How long a node that starts waits for Kafka to serve what it owns there."""
+
 TAKEN_AT_ONCE = 16
 """Partitions on Kafka clusters; each waits for etcd and for Kafka."""
 
@@ -470,6 +473,10 @@ class ClusterNode:
         """Whether a node's session says that it is there; of this one it is certain, and of Kafka clusters it is taken
         for granted."""
         return name == self.name or name in self._nodes or name in self.kafka
+
+    def trouble(self, name: str) -> str | None:
+        """Why a Kafka cluster was not reached the last time; None: it was, or it is none."""
+        return None if (kafka := self.kafka.get(name)) is None else kafka.trouble
 
     @asynccontextmanager
     async def in_session(self, data: str) -> AsyncIterator[None]:
@@ -829,6 +836,13 @@ class ClusterNode:
                 for (topic_id, partition), known in self._follower.moved().items():
                     if known.record.owner == self.name and len(known.record.segments) > 1:
                         await self._trim(topic_id, partition)
+
+    async def take_own(self) -> None:
+        """Serve what this node owns on Kafka clusters, before it is asked for it: a repeated send may name another
+        partition than the one that knows its id. While Kafka does not answer it is not waited for."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(TAKE_OWN_S):
+                await self._take_kafka(asyncio.get_running_loop().time())
 
     async def _take_kafka(self, now_s: float) -> float:
         """Take over the partitions on Kafka clusters that no node serves; when to look again, in seconds."""

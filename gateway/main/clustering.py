@@ -16,6 +16,7 @@ from gateway.brokers.base import Broker
 from gateway.brokers.kafka.beside import Beside
 from gateway.brokers.kafka.broker import FOR_EVER_MS, KafkaBroker, kept_ms
 from gateway.brokers.kafka.links import KafkaAddress, Links
+from gateway.brokers.kafka.port import Rejected
 from gateway.brokers.kafka.repeats import Repeats
 from gateway.cluster.embedded import EmbeddedMetadata
 from gateway.cluster.etcd import EtcdConfig, EtcdMetadata
@@ -153,6 +154,10 @@ async def clustered(
                 timer=admin.broker,
             )  # fmt: skip
             brokers.push_async_callback(clusters[name].close)
+            try:
+                await clusters[name].check()
+            except Rejected as error:
+                raise ConfigError(f"cluster.kafka: {name} does not let this server in: {error}") from error
         node = ClusterNode(
             own_name, metadata, admin.broker, secret, store, admin.routes, clock,
             on_topics=lambda: admin.on_change(), kafka=clusters, doubt=doubt,
@@ -204,6 +209,8 @@ async def clustered(
                         )
                     )
                 await serving.enter_async_context(node.in_session(secrets.token_hex(8)))
+                progress.waits_for = "Kafka"
+                await node.take_own()
                 log.info("node of a cluster node=%s cluster=%s internal=%s", own_name, node.cluster_id, member.address)
                 yield node
         finally:

@@ -183,6 +183,15 @@ class KafkaBroker:
         """See `Broker`: the own broker."""
         return self._timer.name
 
+    @property
+    def trouble(self) -> str | None:
+        """Why the cluster was not reached the last time; None: it was."""
+        return self._kafka.trouble
+
+    async def check(self) -> None:
+        """See `Kafka.check`."""
+        await self._kafka.check()
+
     async def close(self) -> None:
         """Serve nothing any more, and leave the cluster."""
         for writer in self._writers.values():
