@@ -39,7 +39,6 @@ TESTED_THROUGH_OTHERS = {
     "gateway.cli.tail": "gateway/cli/test_cli.py",
     "gateway.cli.topic": "gateway/cli/test_cli.py",
     "gateway.cli.trail": "gateway/cli/test_offline.py",
-    "gateway.cluster.balancer": "gateway/cluster/test_served.py",
     "gateway.cluster.move_stats": "gateway/cluster/test_served.py",
     "gateway.cluster.peer_link": "gateway/surfaces/peer/test_server.py",
     "gateway.codec.topic_configs": "gateway/surfaces/native/test_topics.py",

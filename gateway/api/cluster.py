@@ -96,6 +96,10 @@ class Cluster(Protocol):
         """The brokers that are Kafka clusters."""
         ...
 
+    def trouble(self, name: str) -> str | None:
+        """Why a Kafka cluster was not reached the last time; None: it was, or it is none."""
+        ...
+
     def is_there(self, name: str) -> bool:
         """Whether a broker's node runs, as far as its session tells."""
         ...

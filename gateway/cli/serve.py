@@ -61,6 +61,9 @@ def serve(
         list[str] | None,
         typer.Option(help="A Kafka cluster to move partitions to: kafka1=kafka://host:9092; may be given again."),
     ] = None,
+    default_broker: Annotated[
+        str | None, typer.Option(help="The one of these on which the partitions of new topics begin; else on nodes.")
+    ] = None,
     config: Annotated[Path | None, typer.Option(help="Settings in TOML; flags and MQ_* variables win over it.")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
     auth: Annotated[
@@ -111,6 +114,7 @@ def serve(
         "cluster.secret_file": secret_file,
         "cluster.internal_port": internal_port,
         "cluster.kafka": tuple(broker) if broker else None,
+        "cluster.default_broker": default_broker,
         "log_level": log_level,
         "auth.enabled": auth or None,
         "insecure_no_auth": insecure_no_auth or None,

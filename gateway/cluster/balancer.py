@@ -129,7 +129,7 @@ class Balancer:
                     name = self._routes.writable(view.name, partition).broker.name
                 except UnknownQueue:  # deleted meanwhile
                     break
-                if name in self._node.kafka:  # what is there is no node's share
+                if name in self._node.kafka or self._node.is_to_begin(view.topic_id, partition):  # no node's share
                     continue
                 of_broker.setdefault(name, []).append((view.name, partition))
                 seen += 1

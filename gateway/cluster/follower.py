@@ -72,6 +72,10 @@ class ChainFollower:
         value = self._values.get(key_of(topic_id, partition))
         return None if value is None else Known(decode(value.data), value.revision)
 
+    def has_moved(self, topic_id: int, partition: int) -> bool:
+        """Whether a partition has a record of its own, as far as is known."""
+        return key_of(topic_id, partition) in self._values
+
     def known_chain(self, topic_id: int, partition: int) -> Chain | None:
         """The chain of a partition that has moved, as far as it is known; None for any other one."""
         if (value := self._values.get(key_of(topic_id, partition))) is None:

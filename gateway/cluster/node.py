@@ -10,6 +10,8 @@ of its partitions, a broker before the chains that name it. What this node chang
     move left half way   finished by the target's node after FINISH_AFTER_S, by any other one after three times that,
                          as soon as both brokers are there
     segments expired     taken off the chain by the owner of the partition
+    begins on Kafka      a partition that never moved, of a topic that is to be on a Kafka cluster, is moved there by
+                         its home, and who makes the topic waits for it
     on a Kafka cluster   what this node owns and does not serve, as it was started again or is in doubt, it takes over
                          anew; what a node owns that is away for TAKE_AFTER_S, any other one takes over
     shards there         partitions of the system topic `__offsets` (gateway/main/group_shards.py): of a node that is
@@ -32,7 +34,7 @@ from zlib import crc32
 import orjson
 
 from gateway.brokers.base import Broker
-from gateway.brokers.kafka.broker import KafkaBroker
+from gateway.brokers.kafka.broker import KafkaBroker, kept_ms
 from gateway.cluster.follower import ChainFollower
 from gateway.cluster.members import (
     BROKERS,
@@ -119,6 +121,9 @@ FINISH_AFTER_S = 5.0
 TAKE_AFTER_S = 5.0
 """How long a node is away before others take over what it owns on a Kafka cluster."""
 
+TAKE_OWN_S = 10.0
+"""How long a node that starts waits for Kafka to serve what it owns there."""
+
 TAKEN_AT_ONCE = 16
 """Partitions on Kafka clusters; each waits for etcd and for Kafka."""
 
@@ -130,6 +135,10 @@ SHARD_LOOK_INTERVAL_S = 0.05
 
 VERIFY_INTERVAL_S = 10.0
 """How often it is written down how far those partitions are known."""
+
+BEGIN_LOOK_S, BEGIN_LOOKS = 0.01, 1000
+"""How often whoever makes a topic looks whether its partitions are on the Kafka cluster on which they begin; they are
+certain to come."""
 
 TRIM_INTERVAL_S = 60.0
 TRIES_MAX = 5
@@ -217,6 +226,7 @@ class ClusterNode:
         self._topics: dict[str, TopicRecord] = {}
         self._by_id: dict[int, TopicRecord] = {}
         self._topic_revisions: dict[str, int] = {}  # deleted ones too, until the watch tells of it
+        self._beginning: set[tuple[int, int]] = set()  # own partitions that are to go to a Kafka cluster
         self._turn = asyncio.Lock()  # of what changes topics here
         self._owners: dict[str, str] = {}
         self._owner_revisions: dict[str, int] = {}  # of what this node changed itself, until the watch tells of it
@@ -235,6 +245,9 @@ class ClusterNode:
 
         self.members: dict[str, Member] = {}
         """All brokers of the cluster, by name."""
+
+        self.default_broker: str | None = None
+        """The Kafka cluster on which the partitions of topics begin that are made here; None: on nodes."""
 
         self.groups_broker: str | None = None
         """The Kafka cluster on which shards of groups begin; None: only those that were begun are there."""
@@ -397,6 +410,9 @@ class ClusterNode:
             chain = self._follower.known_chain(topic.topic_id, partition)
             home = self.broker_named(record.home_of(partition))
             chains.append((Segment(home, QueueKey(topic.topic_id, partition)),) if chain is None else chain)
+            if home is self._own and self.is_to_begin(topic.topic_id, partition):
+                self._beginning.add((topic.topic_id, partition))
+                self._doubt.set()
         self._routes.set_chains(topic, chains)
         self._on_topics()
 
@@ -460,6 +476,10 @@ class ClusterNode:
         """Whether a node's session says that it is there; of this one it is certain, and of Kafka clusters it is taken
         for granted."""
         return name == self.name or name in self._nodes or name in self.kafka
+
+    def trouble(self, name: str) -> str | None:
+        """Why a Kafka cluster was not reached the last time; None: it was, or it is none."""
+        return None if (kafka := self.kafka.get(name)) is None else kafka.trouble
 
     @asynccontextmanager
     async def in_session(self, data: str) -> AsyncIterator[None]:
@@ -546,13 +566,19 @@ class ClusterNode:
                 decided = table.decide_create(name, partitions, self._clock.now_ms(), **choices)
                 if isinstance(decided, Topic):
                     assert found is not None
-                    return await self._applied(name, found)
+                    topic = await self._applied(name, found)
+                    await self._begun_on_kafka(topic)
+                    return topic
                 topic = table.apply(decided)
-                homes = (self.name,) if choices.get("is_own") else in_turn(self._homes(), topic.topic_id)
-                made = TopicRecord(topic, ((0, homes),))
+                if choices.get("is_own"):
+                    made = TopicRecord(topic, ((0, (self.name,)),))
+                else:
+                    made = TopicRecord(topic, ((0, in_turn(self._homes(), topic.topic_id)),), self.default_broker)
+                await self._make_on_kafka(made)
                 numbers = encode_counters(Counters(table.next_id, counters.broker))
                 expected = {COUNTERS: _revision_of(counted), key_of_topic(name): _revision_of(found)}
                 if await self._set_topic(expected, made, {COUNTERS: numbers}):
+                    await self._begun_on_kafka(topic)
                     return topic
 
         return await to_its_end(create())
@@ -603,7 +629,11 @@ class ClusterNode:
                 if isinstance(decided, Topic):
                     return await self._applied(name, found)
                 topic = table.apply(decided)  # type: ignore[arg-type]
-                if await self._set_topic({key_of_topic(name): found.revision}, grown(record, topic, self._homes()), {}):
+                changed = grown(record, topic, self._homes())
+                if topic.partitions > record.topic.partitions:
+                    await self._make_on_kafka(changed)
+                if await self._set_topic({key_of_topic(name): found.revision}, changed, {}):
+                    await self._begun_on_kafka(topic)
                     return topic
 
         return await to_its_end(change())
@@ -645,6 +675,47 @@ class ClusterNode:
                 some = keys[first : first + CAS_KEYS_MAX]
                 expected = {key: listing.values[key].revision for key in some}
                 await self._metadata.compare_and_set(expected, dict.fromkeys(some))
+
+    # ---- topics that begin on a Kafka cluster ----------------------------------------------------------------------
+
+    def is_to_begin(self, topic_id: int, partition: int) -> bool:
+        """Whether a partition is about to go from its home to the Kafka cluster that it is to begin on."""
+        record = self._by_id.get(topic_id)
+        return record is not None and record.begins_on is not None and not self._follower.has_moved(topic_id, partition)
+
+    async def _make_on_kafka(self, record: TopicRecord) -> None:
+        """Have the topic on the Kafka cluster on which its partitions are to begin, before it is one of mq. Raises
+        BrokerLacks, BrokerUnreachable."""
+        if (kafka := self.kafka.get(record.begins_on or "")) is not None:
+            topic = record.topic
+            kept = kept_ms(topic.config.retention_ms, self._store.config.retention_ms)
+            await kafka.make_topic(topic.name, topic.partitions, kept)
+
+    async def _begun_on_kafka(self, topic: Topic) -> None:
+        """Wait until the partitions of a topic are there, but not for ever: a node that is away goes on with its own
+        when it is back."""
+        if topic.name not in self._topics or self._topics[topic.name].begins_on is None:
+            return
+        await self._begin_on_kafka(topic.topic_id)
+        own = [(topic.topic_id, partition) for partition in range(topic.partitions)]
+        for _ in range(BEGIN_LOOKS):
+            moving = self._follower.moving()
+            if not any(self.is_to_begin(*at) or at in moving for at in own):
+                return
+            await asyncio.sleep(BEGIN_LOOK_S)
+
+    async def _begin_on_kafka(self, topic_id: int | None = None) -> None:
+        """Have own partitions begin, of one topic or of all. Those that cannot do so now are tried again."""
+        due = sorted(at for at in self._beginning if topic_id in (None, at[0]))
+        self._beginning.difference_update(due)
+        for first in range(0, len(due), TAKEN_AT_ONCE):
+            await asyncio.gather(*[self._begin_partition(*at) for at in due[first : first + TAKEN_AT_ONCE]])
+        self._beginning.update(at for at in due if self.is_to_begin(*at))
+
+    async def _begin_partition(self, topic_id: int, partition: int) -> None:
+        record = self._by_id.get(topic_id)
+        if record is not None and record.begins_on is not None and self.is_to_begin(topic_id, partition):
+            await self._finish(topic_id, partition, record.begins_on)
 
     # ---- moves -----------------------------------------------------------------------------------------------------
 
@@ -744,6 +815,7 @@ class ClusterNode:
         trimmed_s = verified_s = loop.time()
         await self._seal_taken()
         while True:
+            await self._begin_on_kafka()
             interval_s = await self._take_kafka(loop.time())
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._doubt.wait(), interval_s)
@@ -771,6 +843,13 @@ class ClusterNode:
                 for (topic_id, partition), known in self._follower.moved().items():
                     if known.record.owner == self.name and len(known.record.segments) > 1:
                         await self._trim(topic_id, partition)
+
+    async def take_own(self) -> None:
+        """Serve what this node owns on Kafka clusters, before it is asked for it: a repeated send may name another
+        partition than the one that knows its id. While Kafka does not answer it is not waited for."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(TAKE_OWN_S):
+                await self._take_kafka(asyncio.get_running_loop().time())
 
     async def _take_kafka(self, now_s: float) -> float:
         """Take over the partitions on Kafka clusters that no node serves; when to look again, in seconds."""

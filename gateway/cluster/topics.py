@@ -7,6 +7,9 @@ One metadata key a topic (`topics/<name>`), JSON:
 
     homes   from which partition on, the brokers that partitions begin on, in turn: here n1, n2, n1, n2. Growing a
             topic adds an entry, so that no partition's home ever changes
+    begins_on
+            a Kafka cluster on which its partitions are to be, if any: one that has never moved goes there from its
+            home, and one that has moved stays where it is
 
 and one key for all numbers that are given out once (`counters`): {"topic_id": 18, "broker": 2}, the next of each.
 A partition that has moved has a record of its own (record.py); its home then says where its first segment was.
@@ -17,7 +20,7 @@ A partition that has moved has a record of its own (record.py); its home then sa
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import orjson
@@ -39,6 +42,7 @@ class TopicRecord:
 
     topic: Topic
     homes: Homes
+    begins_on: str | None = None
 
     def home_of(self, partition: int) -> str:
         """The broker on which a partition begins."""
@@ -106,7 +110,7 @@ def grown(record: TopicRecord, topic: Topic, brokers: Sequence[str]) -> TopicRec
     """The record of a topic with other settings, or more partitions, which begin on these brokers."""
     more = topic.partitions > record.topic.partitions
     homes = (*record.homes, (record.topic.partitions, in_turn(brokers, topic.topic_id))) if more else record.homes
-    return TopicRecord(topic, homes)
+    return replace(record, topic=topic, homes=homes)
 
 
 def table_of(record: TopicRecord | None, next_topic_id: int) -> TopicTable:
@@ -119,7 +123,8 @@ def table_of(record: TopicRecord | None, next_topic_id: int) -> TopicTable:
 
 def encode_topic(record: TopicRecord) -> bytes:
     """The JSON of a record."""
-    return orjson.dumps({"v": VERSION, **_fields(record.topic), "homes": record.homes})
+    begins_on = {} if record.begins_on is None else {"begins_on": record.begins_on}
+    return orjson.dumps({"v": VERSION, **_fields(record.topic), "homes": record.homes, **begins_on})
 
 
 def decode_topic(data: bytes) -> TopicRecord:
@@ -130,8 +135,9 @@ def decode_topic(data: bytes) -> TopicRecord:
         homes = tuple((int(first), tuple(map(str, brokers))) for first, brokers in fields.pop("homes"))
         if not homes or homes[0][0] or any(not brokers for _, brokers in homes):
             raise ValueError("no home")
+        begins_on = fields.pop("begins_on", None)
         config, json_keys = TopicConfig(**fields.pop("config")), KeyForm(fields.pop("json_keys"))
-        return TopicRecord(Topic(**fields, config=config, json_keys=json_keys), homes)
+        return TopicRecord(Topic(**fields, config=config, json_keys=json_keys), homes, begins_on)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"a topic's record is not understood: {error!r}") from error
 

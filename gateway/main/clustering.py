@@ -14,8 +14,9 @@ from functools import partial
 
 from gateway.brokers.base import Broker
 from gateway.brokers.kafka.beside import Beside
-from gateway.brokers.kafka.broker import KafkaBroker
-from gateway.brokers.kafka.links import Links
+from gateway.brokers.kafka.broker import FOR_EVER_MS, KafkaBroker, kept_ms
+from gateway.brokers.kafka.links import KafkaAddress, Links
+from gateway.brokers.kafka.port import Rejected
 from gateway.brokers.kafka.repeats import Repeats
 from gateway.cluster.embedded import EmbeddedMetadata
 from gateway.cluster.etcd import EtcdConfig, EtcdMetadata
@@ -45,9 +46,6 @@ from store.clock import Clock
 
 log = logging.getLogger(__name__)
 
-KAFKA_FOR_EVER_MS = -1
-"""A retention of Kafka's topics."""
-
 RETRY_S = 1.0
 SECRET_BYTES = 32
 """Of the secret of a cluster of one node, which no one else is to know."""
@@ -64,12 +62,18 @@ def checked(config: ClusterConfig) -> tuple[Secret, EtcdConfig]:
         tls = ssl.create_default_context(cafile=config.etcd_ca_file) if config.etcd_ca_file is not None else None
     except (OSError, ValueError) as error:
         raise ConfigError(f"cluster: {error}") from error
-    clusters = kafka_addresses(config.kafka, node=config.node or "")
-    if config.groups_broker is not None and config.groups_broker not in clusters:
-        raise ConfigError(f"cluster.groups_broker: {config.groups_broker} is none of the clusters of cluster.kafka")
     return secret, EtcdConfig(
         endpoints=config.etcd, prefix=config.prefix, user=config.etcd_user, password=password, tls=tls
     )
+
+
+def checked_kafka(config: ClusterConfig, node: str) -> dict[str, KafkaAddress]:
+    """The Kafka clusters of a node, by name. Raises ConfigError."""
+    clusters = kafka_addresses(config.kafka, node=node)
+    for setting, name in (("default_broker", config.default_broker), ("groups_broker", config.groups_broker)):
+        if name is not None and name not in clusters:
+            raise ConfigError(f"cluster.{setting}: {name} is no broker of cluster.kafka ({', '.join(clusters)})")
+    return clusters
 
 
 @asynccontextmanager
@@ -134,7 +138,7 @@ async def clustered(
         AsyncExitStack() as brokers,
     ):
         clusters: dict[str, KafkaBroker] = {}
-        for name, address in kafka_addresses(own.kafka, node=own_name).items():
+        for name, address in checked_kafka(own, own_name).items():
             clusters[name] = KafkaBroker(
                 name, Links(address), clock,
                 prefix=address.prefix,
@@ -150,11 +154,16 @@ async def clustered(
                 timer=admin.broker,
             )  # fmt: skip
             brokers.push_async_callback(clusters[name].close)
+            try:
+                await clusters[name].check()
+            except Rejected as error:
+                raise ConfigError(f"cluster.kafka: {name} does not let this server in: {error}") from error
         node = ClusterNode(
             own_name, metadata, admin.broker, secret, store, admin.routes, clock,
             on_topics=lambda: admin.on_change(), kafka=clusters, doubt=doubt,
             moves_max=own.moves_max,
         )  # fmt: skip
+        node.default_broker = own.default_broker
         topics = [topic for topic in store.topics() if not topic.is_system]
         while True:
             try:
@@ -201,6 +210,8 @@ async def clustered(
                         )
                     )
                 await serving.enter_async_context(node.in_session(secrets.token_hex(8)))
+                progress.waits_for = "Kafka"
+                await node.take_own()
                 log.info("node of a cluster node=%s cluster=%s internal=%s", own_name, node.cluster_id, member.address)
                 yield node
         finally:
@@ -251,10 +262,8 @@ def _topic_of(routes: RouteTable, topic_id: int) -> TopicView:
 def _retention_ms(store: Store, routes: RouteTable, topic_id: int) -> int:
     """How long a topic keeps its records, by its own setting or the server's."""
     if topic_id == SHARDS_TOPIC.topic_id:
-        return KAFKA_FOR_EVER_MS  # what snapshots stand for is given up when they are there
-    own = routes.by_id(topic_id).config.retention_ms
-    chosen = store.config.retention_ms if own is None else own
-    return KAFKA_FOR_EVER_MS if chosen is None else chosen
+        return FOR_EVER_MS  # what snapshots stand for is given up when they are there
+    return kept_ms(routes.by_id(topic_id).config.retention_ms, store.config.retention_ms)
 
 
 def belonging(gateway: Gateway, groups: Coordinator, node: ClusterNode, moves: GroupMoves) -> Gateway:

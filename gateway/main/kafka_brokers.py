@@ -1,13 +1,13 @@
 """Kafka clusters that are brokers, of what the operator has written: `NAME=kafka://HOST:PORT[,HOST:PORT][?OPTION=...]`.
 
 `kafka+tls://` speaks TLS. Options: replication, min_insync (of topics that are made), prefix (of their names), ca_file,
-user, password_file, mechanism."""
+cert_file, key_file, user, password_file, mechanism."""
 
 from __future__ import annotations
 
 import re
 import ssl
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from urllib.parse import parse_qsl, urlsplit
 
@@ -19,7 +19,8 @@ from store.limits import KiB
 
 SECRET_BYTES_MAX = 64 * KiB
 _NAMES = re.compile(r"(?:^|,)([^,=]+)=(?=kafka)")
-_OPTIONS = {"replication", "min_insync", "prefix", "ca_file", "user", "password_file", "mechanism"}
+_TLS_OPTIONS = ("ca_file", "cert_file", "key_file")
+_OPTIONS = {"replication", "min_insync", "prefix", *_TLS_OPTIONS, "user", "password_file", "mechanism"}
 _MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 _PREFIX = re.compile(r"[A-Za-z0-9._-]{0,64}", re.ASCII)
 
@@ -44,7 +45,7 @@ def kafka_addresses(texts: Iterable[str], *, node: str) -> dict[str, KafkaAddres
 def _address(url: str) -> KafkaAddress:
     split = urlsplit(url)
     if split.scheme not in ("kafka", "kafka+tls"):
-        raise ValueError(f"{url!r} is no kafka://HOST:PORT")
+        raise ValueError(f"{split.scheme}:// is no kafka:// or kafka+tls://")
     if "@" in split.netloc or split.path.strip("/"):
         raise ValueError("only hosts and options belong into the URL; a user is an option, with a password_file")
     servers = tuple(split.netloc.split(","))
@@ -67,14 +68,14 @@ def _address(url: str) -> KafkaAddress:
     if not _PREFIX.fullmatch(prefix := options.get("prefix", "")):
         raise ValueError("a prefix has up to 64 of the characters A-Z a-z 0-9 . _ -")
     is_tls = split.scheme == "kafka+tls"
-    if "ca_file" in options and not is_tls:
-        raise ValueError("ca_file needs kafka+tls://")
+    if not is_tls and (named := next((name for name in _TLS_OPTIONS if name in options), None)):
+        raise ValueError(f"{named} needs kafka+tls://")
     password = ""
     if password_file is not None:
         password = read_file(Path(password_file), SECRET_BYTES_MAX, may_be_pipe=True).strip().decode()
     return KafkaAddress(
         servers=servers,
-        tls=ssl.create_default_context(cafile=options.get("ca_file")) if is_tls else None,
+        tls=_tls(options) if is_tls else None,
         user=user,
         password=password,
         mechanism=mechanism,
@@ -82,3 +83,17 @@ def _address(url: str) -> KafkaAddress:
         replication=replication,
         min_insync=min_insync,
     )
+
+
+def _tls(options: Mapping[str, str]) -> ssl.SSLContext:
+    """Whom to trust, and what to show. Raises ValueError, OSError."""
+    context = ssl.create_default_context(cafile=options.get("ca_file"))
+    if (cert_file := options.get("cert_file")) is not None:
+        context.load_cert_chain(cert_file, options.get("key_file"), password=_no_password)
+    elif "key_file" in options:
+        raise ValueError("key_file needs cert_file")
+    return context
+
+
+def _no_password() -> str:
+    raise ValueError("the key of cert_file needs a password: give it without one")

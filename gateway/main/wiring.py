@@ -44,7 +44,7 @@ from gateway.groups.coordinator.service import Coordinator
 from gateway.main import joined
 from gateway.main.admin import BROKER_NAME, LocalAdmin, pin
 from gateway.main.application import build_application
-from gateway.main.clustering import belonging, checked, clustered
+from gateway.main.clustering import belonging, checked, checked_kafka, clustered
 from gateway.main.file_handles import within_handles
 from gateway.main.garbage import calm_collector
 from gateway.main.group_moves import GIVE_ERRORS, GroupMoves
@@ -166,6 +166,7 @@ async def run(
         listener = listeners[0]
         own = config.cluster
         internal: socket.socket | None = None
+        checked_kafka(own, own.node or "")
         if own.etcd:
             checked(own)
             internal = parts.enter_context(bound_socket(own.internal_host, own.internal_port))

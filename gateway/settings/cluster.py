@@ -55,6 +55,10 @@ class ClusterConfig:
     """Kafka clusters that partitions can be moved to: name=kafka://host:port,host:port?replication=3. The same on all
     nodes; a server that is to be the only one needs neither `node` nor `etcd`. See docs/kafka-broker.md."""
 
+    default_broker: str | None = None
+    """The Kafka cluster, by its name in `cluster.kafka`, on which the partitions of topics begin that are made from now
+    on. Not set: on nodes. The same on all nodes. See docs/kafka-broker.md."""
+
     groups_broker: str | None = None
     """The Kafka cluster, by its name in `cluster.kafka`, that keeps the consumer groups which are made from now on:
     when a node dies, others go on with them. For good, and the same on all nodes. See docs/kafka-broker.md."""
@@ -87,6 +91,8 @@ class ClusterConfig:
             raise ValueError("cluster.join and cluster.node contradict each other: a gateway is no node; choose one")
         if self.join and self.kafka:
             raise ValueError("cluster.join and cluster.kafka contradict each other: a gateway has no broker of its own")
+        if self.default_broker is not None and not self.kafka:
+            raise ValueError("cluster.default_broker needs cluster.kafka: it is one of the Kafka clusters there")
         if self.groups_broker is not None and not (self.kafka and self.etcd):
             raise ValueError(
                 "cluster.groups_broker needs cluster.kafka and cluster.etcd: several nodes that share a cluster"

@@ -261,7 +261,7 @@ def _tool_window(endpoint: str, topic: str, *, duration_s: float, warm_s: float)
     """The tool runs for longer than the window; what the topic holds at both ends of it is counted."""
     warm_s = max(warm_s, TOOL_PRODUCER_WARM_S)
     count = int(TOOL_RECORDS_PER_S_MAX * (warm_s + duration_s))
-    command = [*_java(TOOLS, TOOL_JAVA), "org.apache.kafka.tools.ProducerPerformance", "--topic", topic]
+    command = [*java_command(TOOLS, TOOL_JAVA), "org.apache.kafka.tools.ProducerPerformance", "--topic", topic]
     command += ["--num-records", str(count), "--record-size", str(work.VALUE_BYTES), "--throughput", "-1"]
     command += ["--producer-props", f"bootstrap.servers={endpoint}", *TOOL_PRODUCER]
     offsets = _Offsets(endpoint, topic)
@@ -295,7 +295,12 @@ async def _consumed_by_tool(endpoint: str, topic: str, options: Options) -> Numb
             await client.create_unflushed(SCAN_TOPIC)
     await _fill(endpoint, SCAN_TOPIC, wanted - offsets.end())
     count = offsets.end()
-    command = [*_java(TOOLS, TOOL_JAVA), "org.apache.kafka.tools.ConsumerPerformance", "--bootstrap-server", endpoint]
+    command = [
+        *java_command(TOOLS, TOOL_JAVA),
+        "org.apache.kafka.tools.ConsumerPerformance",
+        "--bootstrap-server",
+        endpoint,
+    ]
     command += ["--topic", SCAN_TOPIC, "--messages", str(count), "--show-detailed-stats"]
     command += ["--reporting-interval", str(TOOL_REPORT_MS), "--hide-header"]
     process = await asyncio.create_subprocess_exec(
@@ -412,7 +417,7 @@ def _python(do: Callable[..., Awaitable[Numbers]]) -> Way:
     return Way("confluent-kafka", partial(_worked, do))
 
 
-def _java(tools: Path, options: Sequence[str]) -> list[str]:
+def java_command(tools: Path, options: Sequence[str]) -> list[str]:
     return [program("java", "default-jre-headless"), *options, "-cp", f"{tools / f'kafka-{VERSION}'}/*"]
 
 
@@ -447,7 +452,7 @@ class Kafka(Peer):
             "rootLogger.level=warn\nrootLogger.appenderRef.c.ref=c\n"
             "appender.c.type=Console\nappender.c.name=c\nappender.c.layout.type=PatternLayout\n"
         )
-        java = _java(tools, (*SERVER_JAVA, f"-Dlog4j2.configurationFile={data / 'log4j2.properties'}"))
+        java = java_command(tools, (*SERVER_JAVA, f"-Dlog4j2.configurationFile={data / 'log4j2.properties'}"))
         if not (data / "kafka").exists():
             options = ("-t", CLUSTER_ID, "-c", str(data / "server.properties"))
             told = said([*java, "kafka.tools.StorageTool", "format", *options])

@@ -84,7 +84,10 @@ SCAN_STEP = 500
 CLOCK_SKEW_MS = 60_000
 """How much further back than the window is read: ids go by Kafka's clock, and the window ends by the own one."""
 
-__all__ = ["FENCE_HEADER", "Fence", "KafkaBroker", "Place"]
+FOR_EVER_MS = -1
+"""A retention of Kafka's topics."""
+
+__all__ = ["FENCE_HEADER", "FOR_EVER_MS", "Fence", "KafkaBroker", "Place", "kept_ms"]
 
 
 class Timer(Protocol):
@@ -179,6 +182,15 @@ class KafkaBroker:
     def served_by(self) -> str:
         """See `Broker`: the own broker."""
         return self._timer.name
+
+    @property
+    def trouble(self) -> str | None:
+        """Why the cluster was not reached the last time; None: it was."""
+        return self._kafka.trouble
+
+    async def check(self) -> None:
+        """See `Kafka.check`."""
+        await self._kafka.check()
 
     async def close(self) -> None:
         """Serve nothing any more, and leave the cluster."""
@@ -637,11 +649,12 @@ class KafkaBroker:
         BrokerLacks when it differs, BrokerUnreachable."""
         topic_id, partition = partition_of(queue)
         topic = self._topic_of(topic_id)
-        plan = TopicPlan(
-            self._prefix + topic.name, max(topic.partitions, partition + 1), self._retention_ms_of(topic_id)
-        )
+        await self.make_topic(topic.name, max(topic.partitions, partition + 1), self._retention_ms_of(topic_id))
+
+    async def make_topic(self, topic: str, partitions: int, retention_ms: int) -> None:
+        """Have the Kafka topic of a topic of mq. Raises as `create_queue`."""
         try:
-            await self._kafka.make_topic(plan)
+            await self._kafka.make_topic(TopicPlan(self._prefix + topic, partitions, retention_ms))
         except TopicDiffers as error:
             raise BrokerLacks(str(error)) from error
         except (Unreached, Refused) as error:
@@ -686,6 +699,12 @@ class KafkaBroker:
 
     def _unreachable(self, error: Exception) -> BrokerUnreachable:
         return BrokerUnreachable(f"broker {self._name}: {error}")
+
+
+def kept_ms(own: int | None, servers: int | None) -> int:
+    """`retention.ms` of a Kafka topic, of what was chosen for the topic and what for the server."""
+    chosen = servers if own is None else own
+    return FOR_EVER_MS if chosen is None else chosen
 
 
 def _marked(append: Append) -> Append:

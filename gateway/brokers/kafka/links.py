@@ -17,10 +17,19 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic, RecordsToDelete
+from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic, RecordsToDelete
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.client import AIOKafkaClient
-from aiokafka.errors import KafkaError, NodeNotReadyError
+from aiokafka.conn import create_conn
+from aiokafka.errors import (
+    BrokerResponseError,
+    IllegalSaslStateError,
+    InvalidPartitionsError,
+    KafkaError,
+    NodeNotReadyError,
+    SaslAuthenticationFailed,
+    UnsupportedSaslMechanismError,
+)
 from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.protocol.offset import OffsetRequest
 from aiokafka.protocol.produce import ProduceRequest
@@ -37,7 +46,7 @@ from gateway.brokers.kafka.codes import (
     Outcome,
     Stored,
 )
-from gateway.brokers.kafka.port import Fetched, Refused, TopicDiffers, TopicPlan, Unreached
+from gateway.brokers.kafka.port import Fetched, Refused, Rejected, TopicDiffers, TopicPlan, Unreached
 from store.limits import BATCH_BYTES_MAX
 
 log = logging.getLogger(__name__)
@@ -49,6 +58,7 @@ PRODUCE_TIMEOUT_MS = 8_000
 DEAD_AFTER_MS = 5_000
 """A connection whose bytes are not acknowledged for so long is given up (TCP_USER_TIMEOUT)."""
 
+TRY_TIMEOUT_S = 5.0
 REFRESH_TIMEOUT_S = 2.0
 TRIES = 20
 PAUSE_S = 0.1
@@ -63,6 +73,9 @@ TOPIC_SETTINGS = {
     "unclean.leader.election.enable": "false",
 }
 """What a topic has that partitions of mq lie in; another one is refused."""
+
+FINAL = (ssl.SSLError, SaslAuthenticationFailed, UnsupportedSaslMechanismError, IllegalSaslStateError)
+"""Errors that another try does not change: of a wrong password, certificate, mechanism or protocol."""
 
 T = TypeVar("T")
 
@@ -89,6 +102,8 @@ class Links:
         self._clients: dict[str, AIOKafkaClient] = {}
         self._admin: AIOKafkaAdminClient | None = None
         self._connecting = asyncio.Lock()
+        self.trouble: str | None = None
+        """See `Kafka.trouble`."""
 
     async def close(self) -> None:
         """Leave the cluster."""
@@ -139,7 +154,39 @@ class Links:
             await connecting
         except (KafkaError, OSError, TimeoutError) as error:
             await client.close()
-            raise Unreached(f"{', '.join(self._address.servers)}: {error!r}") from error
+            self.trouble = "; ".join(reason for reason, _ in await self._tried()) or repr(error)
+            raise Unreached(self.trouble) from error
+        self.trouble = None
+
+    async def check(self) -> None:
+        """See `Kafka.check`."""
+        tried = await self._tried()
+        if len(tried) < len(self._address.servers):
+            return  # some let us in
+        self.trouble = "; ".join(reason for reason, _ in tried)
+        if any(is_final for _, is_final in tried):
+            raise Rejected(self.trouble)
+        log.warning("Kafka cannot be reached yet error=%s", self.trouble)
+
+    async def _tried(self) -> list[tuple[str, bool]]:
+        """Why each server that cannot be used cannot, and whether not only for the moment: aiokafka logs that, and
+        raises that there is none."""
+        found = await asyncio.gather(*[self._tried_one(server) for server in self._address.servers])
+        return [one for one in found if one is not None]
+
+    async def _tried_one(self, server: str) -> tuple[str, bool] | None:
+        host, _, port = server.rpartition(":")
+        settings = self._settings()
+        del settings["bootstrap_servers"]
+        try:
+            async with asyncio.timeout(TRY_TIMEOUT_S):
+                connection = await create_conn(host.strip("[]"), int(port), **settings)
+        except FINAL as error:
+            return f"{server}: {error}", True
+        except (KafkaError, OSError, TimeoutError) as error:
+            return f"{server}: {str(error) or repr(error)}", False
+        connection.close()
+        return None
 
     async def _refreshed(self, client: AIOKafkaClient) -> None:
         """Look at the metadata again."""
@@ -184,7 +231,9 @@ class Links:
             return LEADER_NOT_AVAILABLE
         except (KafkaError, OSError, TimeoutError) as error:
             log.warning("answer of Kafka lost topic=%s partition=%d error=%r", topic, partition, error)
+            self.trouble = repr(error)
             return None
+        self.trouble = None
         [(_, [(_, code, base_offset, time_ms, *_)])] = answer.topics
         return Stored(base_offset, time_ms) if code == NONE else int(code)
 
@@ -249,10 +298,13 @@ class Links:
             if node is None or not await client.ready(node):
                 raise Unreached(f"node {node} of Kafka cannot be reached")
             _watch_over(client, node)
-            return await client.send(node, request)
+            answer = await client.send(node, request)
         except (KafkaError, OSError, TimeoutError) as error:
             await self._refreshed(client)
-            raise Unreached(repr(error)) from error
+            self.trouble = repr(error)
+            raise Unreached(self.trouble) from error
+        self.trouble = None
+        return answer
 
     # ---- topics ----------------------------------------------------------------------------------------------------
 
@@ -282,8 +334,6 @@ class Links:
         [described] = await _done(admin.describe_topics([plan.name]))
         partitions = described["partitions"]
         wrong = []
-        if len(partitions) < plan.partitions:
-            wrong.append(f"it has {len(partitions)} partitions, and needs {plan.partitions}")
         if (replicas := min((len(one["replicas"]) for one in partitions), default=0)) < self._address.replication:
             wrong.append(f"it has {replicas} replicas, and needs {self._address.replication}")
         [configs] = await _done(admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, plan.name)]))
@@ -304,6 +354,20 @@ class Links:
         ]
         if wrong:
             raise TopicDiffers(f"topic {plan.name} in Kafka is not fit for partitions of mq: {'; '.join(wrong)}")
+        if len(partitions) < plan.partitions:
+            await self._grow(admin, plan)
+
+    async def _grow(self, admin: AIOKafkaAdminClient, plan: TopicPlan) -> None:
+        try:
+            await _done(admin.create_partitions({plan.name: NewPartitions(plan.partitions)}))
+        except Unreached as error:
+            if isinstance(error.__cause__, InvalidPartitionsError):  # another node was faster
+                return
+            if isinstance(error.__cause__, BrokerResponseError):
+                reason = f"topic {plan.name} in Kafka cannot have {plan.partitions} partitions: {error.__cause__}"
+                raise TopicDiffers(reason) from error
+            raise
+        log.info("topic grown in Kafka topic=%s partitions=%d", plan.name, plan.partitions)
 
     async def delete_before(self, topic: str, partition: int, offset: int) -> None:
         """See `Kafka.delete_before`."""

@@ -20,6 +20,10 @@ class Refused(Exception):
         self.code = code
 
 
+class Rejected(Exception):
+    """The cluster is reached, and does not let us in: the text says why."""
+
+
 class TopicDiffers(Exception):
     """A topic of the cluster is not as a partition of mq needs it; the text says in what."""
 
@@ -43,6 +47,15 @@ class TopicPlan(NamedTuple):
 
 class Kafka(Protocol):
     """One Kafka cluster. Every method but `produce` raises Unreached or Refused."""
+
+    @property
+    def trouble(self) -> str | None:
+        """Why it was not reached the last time; None: it was."""
+        ...
+
+    async def check(self) -> None:
+        """Look whether the cluster lets us in; one that is not reached is no reason to say no. Raises Rejected."""
+        ...
 
     async def produce(self, topic: str, partition: int, batches: Sequence[bytes]) -> list[Outcome]:
         """Send batches of one producer, in this order and without waiting in between, to all replicas in sync

@@ -75,7 +75,8 @@ async def _brokers(gateway: Gateway) -> list[server.ShownBroker]:
         member = None if cluster is None else cluster.members.get(name)
         if member is not None and member.draining and not own_reasons:
             state = "draining" if counts[name] or group_counts.get(name) else "drained"
-        if cluster is not None and not cluster.is_there(name):
+        trouble = None if cluster is None else cluster.trouble(name)
+        if cluster is not None and (trouble is not None or not cluster.is_there(name)):
             state = "offline"
         excluded_until_ms = round(gateway.clock.now_ms() + left_ms) if left_ms else None
         rows.append(
@@ -83,7 +84,7 @@ async def _brokers(gateway: Gateway) -> list[server.ShownBroker]:
                 broker=name,
                 kind="embedded" if name in gateway.admin.brokers() else "kafka" if name in kafka else "peer",
                 state=state,
-                reasons=[*own_reasons, *_reasons(gateway, name, counts, group_counts)],
+                reasons=[*own_reasons, *([trouble] if trouble else []), *_reasons(gateway, name, counts, group_counts)],
                 latency_ms=latency_ms,
                 excluded_until_ms=excluded_until_ms,
                 partitions=counts[name],

@@ -9,7 +9,13 @@ from pathlib import Path
 import pytest
 
 from gateway.api.cluster import GROUPS
+from gateway.brokers.base import BrokerUnreachable
+from gateway.brokers.kafka import broker as kafka_broker
+from gateway.brokers.kafka.broker import KafkaBroker
+from gateway.brokers.kafka.port import TopicPlan
 from gateway.brokers.local import LocalBroker
+from gateway.cluster import node as nodes
+from gateway.cluster.balancer import Balancer
 from gateway.cluster.members import CLUSTER, OWNERS, encode_format, encode_session, format_in, join
 from gateway.cluster.memory import MemoryMetadata
 from gateway.cluster.metadata import ABSENT, Changes, Listing, OtherMetadata, OutcomeUnknown, Value
@@ -21,8 +27,9 @@ from gateway.cluster.topics import COUNTERS, Counters, TopicRecord, encode_count
 from gateway.routing.table import RouteTable
 from store import Store
 from store.data_format import VERSION as DATA_VERSION
-from store.topics import FIRST_USER_TOPIC_ID, Topic
+from store.topics import FIRST_USER_TOPIC_ID, Topic, TopicConfig
 from tests.clock import FakeClock
+from tests.gateway.brokers.kafka.fake import FakeKafka, new_repeats
 from tests.gateway.cluster.test_members import disk, own
 from tests.gateway.groups.coordinator.world import PlainTimer
 from tests.store.kit import open_store
@@ -31,14 +38,22 @@ ROOT = Path("/data")
 
 
 @asynccontextmanager
-async def joined(metadata: MemoryMetadata) -> AsyncIterator[tuple[ClusterNode, Store]]:
-    """The only node of a cluster, and its store."""
-    files, clock = disk(), FakeClock()
+async def joined(metadata: MemoryMetadata, kafka: FakeKafka | None = None) -> AsyncIterator[tuple[ClusterNode, Store]]:
+    """The only node of a cluster, and its store; perhaps with a Kafka cluster, on which topics begin."""
+    files, clock, routes = disk(), FakeClock(), RouteTable()
     store = await open_store(files, clock=clock)
     broker = LocalBroker(store, PlainTimer(store, clock), name="n1", on_topic=lambda _: None, on_deleted=lambda _: None)
+    brokers = {}
+    if kafka is not None:
+        brokers["kafka1"] = KafkaBroker(
+            "kafka1", kafka, clock, prefix="mq.", topic_of=routes.by_id,
+            retention_ms_of=lambda topic_id: routes.by_id(topic_id).config.retention_ms or -1,
+            on_doubt=lambda: None, repeats=new_repeats(), timer=broker,
+        )  # fmt: skip
     node = ClusterNode(
-        "n1", metadata, broker, Secret(b"s" * 16), store, RouteTable(), clock, on_topics=lambda: None
+        "n1", metadata, broker, Secret(b"s" * 16), store, routes, clock, on_topics=lambda: None, kafka=brokers
     )  # fmt: skip
+    node.default_broker = next(iter(brokers), None)
     member = await join(metadata, ROOT, files, own("n1"), [], next_topic_id=FIRST_USER_TOPIC_ID)
     node.cluster_id = member.cluster
     await node.begin()
@@ -47,6 +62,77 @@ async def joined(metadata: MemoryMetadata) -> AsyncIterator[tuple[ClusterNode, S
     finally:
         await node.close()
         await store.close()
+
+
+def places(node: ClusterNode, topic: str) -> list[str]:
+    """Where each partition of a topic is, and that there is no older segment of it."""
+    view = node._routes.topic(topic)
+    chains = [node._routes.chain(topic, partition) for partition in range(view.partitions)]
+    return ["|".join(segment.broker.name for segment in chain) for chain in chains]
+
+
+async def test_the_partitions_of_a_new_topic_begin_on_the_default_broker(hurry: None) -> None:
+    metadata, kafka = MemoryMetadata(), FakeKafka()
+    async with joined(metadata) as (node, _):
+        await node.create_topic("older", 1)
+        await node.create_topic("older", 1)
+        assert places(node, "older") == ["n1"]
+    async with joined(metadata, kafka) as (node, _):
+        topic = await node.create_topic("orders", 20, config=TopicConfig(retention_ms=5_000))
+        assert kafka.plans["mq.orders"] == ("mq.orders", 20, 5_000)
+        assert places(node, "orders") == ["kafka1"] * 20
+        assert places(node, "older") == ["n1"], "what was there stays"
+        await node.grow_topic("orders", 22)
+        assert kafka.plans["mq.orders"].partitions == 22
+        assert places(node, "orders") == ["kafka1"] * 22
+        await node.grow_topic("older", 2)
+        assert places(node, "older") == ["n1"] * 2
+        await node.create_topic("%RETRY%billing", 1, is_own=True)
+        assert places(node, "%RETRY%billing") == ["n1"]
+        await node.move("orders", 3, "n1")
+        await node._begin_on_kafka()
+        assert places(node, "orders")[3] == "n1", "who moves it away has it there"
+        balancer = Balancer(node, node._routes, _give, (), moves_per_s=1)
+        assert await balancer._partitions() == {
+            "n1": [("%RETRY%billing", 0), ("older", 0), ("older", 1), ("orders", 3)]
+        }
+        await node.delete_topic(topic.name)
+
+
+async def test_a_topic_whose_kafka_is_away_is_not_made_or_is_there_when_it_is_back(hurry: None) -> None:
+    metadata, kafka = MemoryMetadata(), FakeKafka()
+    async with joined(metadata, kafka) as (node, store):
+        kafka.is_away = True
+        with pytest.raises(BrokerUnreachable):
+            await node.create_topic("orders", 2)
+        assert names(store) == []
+        kafka.is_away = False
+        made = kafka.make_topic
+
+        async def made_and_gone(plan: TopicPlan) -> None:
+            await made(plan)
+            kafka.is_away = True
+
+        kafka.make_topic = made_and_gone  # type: ignore[method-assign]
+        await node.create_topic("orders", 2)
+        assert names(store) == ["orders"]
+        assert all(node.is_to_begin(node._routes.topic("orders").topic_id, partition) for partition in (0, 1))
+        balancer = Balancer(node, node._routes, _give, (), moves_per_s=1)
+        assert await balancer._partitions() == {}, "it is nobody's share"
+        kafka.is_away, kafka.make_topic = False, made  # type: ignore[method-assign]
+    async with joined(metadata, kafka) as (node, _):
+        await node._begin_on_kafka()
+        assert places(node, "orders") == ["kafka1"] * 2, "by the process that was started next"
+
+
+async def _give(_group: str, _to: str) -> None:
+    raise AssertionError
+
+
+@pytest.fixture
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kafka_broker, "PAUSE_S", 0.0)
+    monkeypatch.setattr(nodes, "BEGIN_LOOKS", 3)
 
 
 def names(store: Store) -> list[str]:

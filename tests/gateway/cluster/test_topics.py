@@ -28,6 +28,8 @@ def test_a_topic_is_read_as_it_was_written() -> None:
     assert decode_topic(encode_topic(RECORD)) == RECORD
     plain = TopicRecord(Topic(16, "%DLQ%billing", 1, 0, TopicConfig(), KeyForm.CONFLUENT), ((0, ("n3",)), (1, ("n1",))))
     assert decode_topic(encode_topic(plain)) == plain
+    on_kafka = replace(RECORD, begins_on="kafka1")
+    assert decode_topic(encode_topic(on_kafka)) == on_kafka
     assert decode_counters(encode_counters(Counters(18, 3))) == Counters(18, 3)
 
 
@@ -52,6 +54,7 @@ def test_a_partition_never_has_another_home() -> None:
     more = grown(RECORD, replace(TOPIC, partitions=7), ["n3", "n1"])
     assert [more.home_of(partition) for partition in range(4)] == ["n1", "n2", "n1", "n2"]
     assert [more.home_of(partition) for partition in range(4, 7)] == ["n3", "n1", "n3"]
+    assert grown(replace(RECORD, begins_on="kafka1"), more.topic, ["n3"]).begins_on == "kafka1"
     assert grown(more, replace(TOPIC, partitions=7, config=TopicConfig()), ["n9"]).homes == more.homes
 
 

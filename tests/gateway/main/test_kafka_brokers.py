@@ -8,6 +8,7 @@ import pytest
 
 from gateway.main.kafka_brokers import kafka_addresses
 from gateway.settings.config import ConfigError
+from loadtest.certificates import write_certificate
 
 
 def test_clusters_have_names_hosts_and_options_however_their_list_was_cut(tmp_path: Path) -> None:
@@ -52,6 +53,10 @@ def test_clusters_have_names_hosts_and_options_however_their_list_was_cut(tmp_pa
         ("k=kafka://a:1?prefix=a b", "a prefix has"),
         ("k=kafka://a:1?ca_file=/nowhere", "needs kafka"),
         ("k=kafka+tls://a:1?ca_file=/nowhere", "No such file"),
+        ("k=kafka://a:1?cert_file=/nowhere", "cert_file needs kafka"),
+        ("k=kafka+tls://a:1?cert_file=/nowhere", "No such file"),
+        ("k=kafka+tls://a:1?key_file=/nowhere", "key_file needs cert_file"),
+        ("k=kafka2://me:secret@a:1", "kafka2:// is no"),
     ],
 )
 def test_what_is_none_is_refused_with_its_reason(text: str, problem: str) -> None:
@@ -60,3 +65,14 @@ def test_what_is_none_is_refused_with_its_reason(text: str, problem: str) -> Non
     with pytest.raises(ConfigError) as refused:
         kafka_addresses([text], node="n1")
     assert problem in str(refused.value)
+    assert "secret" not in str(refused.value)
+
+
+def test_the_key_of_a_client_needs_no_password(tmp_path: Path) -> None:
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    write_certificate(cert, key)
+    text = f"k=kafka+tls://a:1?ca_file={cert}&cert_file={cert}&key_file={key}"
+    assert kafka_addresses([text], node="n1")["k"].tls is not None
+    write_certificate(cert, key, password=b"a word")
+    with pytest.raises(ConfigError, match="without one"):
+        kafka_addresses([text], node="n1")

@@ -159,6 +159,7 @@ def test_a_node_needs_to_know_where_the_others_are_and_by_what_it_knows_them() -
         ({"cluster.secret_file": None}, "needs cluster.secret_file"),
         ({"cluster.node": None}, "needs cluster.node"),
         ({"cluster.groups_broker": "kafka1"}, "needs cluster.kafka"),
+        ({"cluster.default_broker": "kafka1"}, "needs cluster.kafka"),
         ({"cluster.etcd": ("127.0.0.1:2379",)}, "is no URL"),
         ({"cluster.etcd_user": "root"}, "go together"),
         ({"cluster.internal_port": 65536}, "internal_port"),

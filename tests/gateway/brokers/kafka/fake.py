@@ -87,6 +87,10 @@ class FakeKafka:
         self.fetches: list[tuple[int, int]] = []
         self._producer_id = 4000
         self.clock: FakeClock | None = None
+        self.trouble: str | None = None
+
+    async def check(self) -> None:
+        pass
 
     def log(self, topic: str, partition: int) -> Log:
         return self.logs[topic, partition]

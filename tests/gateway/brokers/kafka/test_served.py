@@ -391,6 +391,43 @@ async def test_delayed_records_are_delivered_where_their_partition_is(node: Node
     assert "kafka1" in [one["broker"] for one in routes["partitions"][0]["segments"]], "they were delivered there"
 
 
+async def test_new_topics_begin_on_the_default_broker_and_stay_there(
+    node: Node, etcd: EtcdServer, kafka: Peer, tmp_path: Path
+) -> None:
+    await node.server.stop()
+    settings = {**node.settings, "MQ_CLUSTER_DEFAULT_BROKER": "kafka2"}
+    refused = Server(tmp_path / "data", settings, port=free_port())
+    with pytest.raises(
+        AssertionError, match=r"cluster\.default_broker: kafka2 is no broker of cluster\.kafka \(kafka1\)"
+    ):
+        await refused.start()
+    settings["MQ_CLUSTER_DEFAULT_BROKER"] = "kafka1"
+    first = node.server = Server(tmp_path / "data", settings, port=free_port())
+    await first.start()
+    (tmp_path / "second").mkdir()
+    own = {"MQ_CLUSTER_NODE": "n2", "MQ_CLUSTER_INTERNAL_PORT": str(free_port())}
+    second = Server(tmp_path / "second" / "data", {**settings, **own}, port=free_port())  # takes its share by itself
+    await second.start()
+    try:
+        await node.done("PUT", "/mq/v1/topics/new", json={"partitions": 6})
+        await node.done("PATCH", "/mq/v1/topics/new", json={"partitions": 8})
+        owned: Counter[int] = Counter()
+        for number, server in enumerate((node.server, second)):
+            node.server = server
+            routes = (await node.done("GET", "/mq/v1/topics/new/routes"))["partitions"]
+            assert [len(one["segments"]) for one in routes] == [1] * 8
+            owned.update(one["partition"] for one in routes if one["owner"] == "kafka1")  # each node: of what it owns
+            records = [{"value": n, "partition": n} for n in range(8)]
+            sent = await node.done("POST", "/topics/new", data=orjson.dumps({"records": records}), headers=JSON)
+            assert [one.get("offset") for one in sent["offsets"]] == [number] * 8
+        assert owned == dict.fromkeys(range(8), 1)
+        routes = (await node.done("GET", f"/mq/v1/topics/{TOPIC}/routes"))["partitions"]
+        assert {one["owner"] for one in routes} <= {"n1", "n2"}, "what was there is on nodes"
+    finally:
+        node.server = first
+        await second.end()
+
+
 async def test_a_topic_that_differs_is_refused_before_anything_moves(
     node: Node, kafka: Peer, request: pytest.FixtureRequest
 ) -> None:
@@ -404,11 +441,26 @@ async def test_a_topic_that_differs_is_refused_before_anything_moves(
         await admin.close()
     status, answer = await node.ask("POST", f"/mq/v1/topics/{TOPIC}/partitions/0/move", json={"to": "kafka1"})
     assert status == 409, answer
-    assert "it has 1 partitions, and needs 2" in answer["message"]
     assert "cleanup.policy is compact, and must be delete" in answer["message"]
     assert "message.timestamp.type is CreateTime" in answer["message"]
     await node.send("still here")
     await node.check()
+
+
+async def test_a_topic_that_has_too_few_partitions_gets_more(
+    node: Node, kafka: Peer, request: pytest.FixtureRequest
+) -> None:
+    await node.send("before")
+    await node.move("kafka1")
+    await node.done("PATCH", f"/mq/v1/topics/{TOPIC}", json={"partitions": 5})
+    await node.move("kafka1", 4)
+    admin = AIOKafkaAdminClient(bootstrap_servers=kafka.endpoint)
+    await admin.start()
+    try:
+        [found] = await admin.describe_topics([f"{request.node.name[:20]}.{TOPIC}"])
+    finally:
+        await admin.close()
+    assert len(found["partitions"]) == 5
 
 
 async def test_another_node_appends_through_the_owner_and_takes_over_when_it_is_gone(

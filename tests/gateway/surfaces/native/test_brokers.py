@@ -69,6 +69,9 @@ class FakeCluster:
     def is_there(self, name: str) -> bool:
         return name != "n4"
 
+    def trouble(self, name: str) -> str | None:
+        return None
+
     def owned_counts(self, _: str) -> dict[str, int]:
         return {"n3": 1}
 
