@@ -3,8 +3,10 @@
 One metadata key a topic (`topics/<name>`), JSON:
 
     {"v": 1, "topic_id": 17, "name": "orders", "partitions": 4, "created_ms": 1767225600000, "config": {},
-     "json_keys": "raw", "homes": [[0, ["n1", "n2"]]]}
+     "json_keys": "raw", "homes": [[0, ["n1", "n2"]]],
+     "attached": {"broker": "kafka1", "name": "prod.orders", "mirror_groups": false}}
 
+    attached  written only of a topic that is one of a Kafka cluster, which others write to as well
     homes   from which partition on, the brokers that partitions begin on, in turn: here n1, n2, n1, n2. Growing a
             topic adds an entry, so that no partition's home ever changes
 
@@ -17,11 +19,12 @@ A partition that has moved has a record of its own (record.py); its home then sa
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import orjson
 
+from gateway.routing.base import Attachment
 from store.config import StoreConfig
 from store.errors import UnknownQueue
 from store.topics import FIRST_USER_TOPIC_ID, KeyForm, Topic, TopicConfig, TopicTable
@@ -39,6 +42,7 @@ class TopicRecord:
 
     topic: Topic
     homes: Homes
+    attached: Attachment | None = None
 
     def home_of(self, partition: int) -> str:
         """The broker on which a partition begins."""
@@ -106,7 +110,7 @@ def grown(record: TopicRecord, topic: Topic, brokers: Sequence[str]) -> TopicRec
     """The record of a topic with other settings, or more partitions, which begin on these brokers."""
     more = topic.partitions > record.topic.partitions
     homes = (*record.homes, (record.topic.partitions, in_turn(brokers, topic.topic_id))) if more else record.homes
-    return TopicRecord(topic, homes)
+    return replace(record, topic=topic, homes=homes)
 
 
 def table_of(record: TopicRecord | None, next_topic_id: int) -> TopicTable:
@@ -119,7 +123,8 @@ def table_of(record: TopicRecord | None, next_topic_id: int) -> TopicTable:
 
 def encode_topic(record: TopicRecord) -> bytes:
     """The JSON of a record."""
-    return orjson.dumps({"v": VERSION, **_fields(record.topic), "homes": record.homes})
+    fields = {"v": VERSION, **_fields(record.topic), "homes": record.homes}
+    return orjson.dumps(fields if record.attached is None else fields | {"attached": asdict(record.attached)})
 
 
 def decode_topic(data: bytes) -> TopicRecord:
@@ -130,8 +135,11 @@ def decode_topic(data: bytes) -> TopicRecord:
         homes = tuple((int(first), tuple(map(str, brokers))) for first, brokers in fields.pop("homes"))
         if not homes or homes[0][0] or any(not brokers for _, brokers in homes):
             raise ValueError("no home")
+        attached = fields.pop("attached", None)
         config, json_keys = TopicConfig(**fields.pop("config")), KeyForm(fields.pop("json_keys"))
-        return TopicRecord(Topic(**fields, config=config, json_keys=json_keys), homes)
+        return TopicRecord(
+            Topic(**fields, config=config, json_keys=json_keys), homes, attached and Attachment(**attached)
+        )
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"a topic's record is not understood: {error!r}") from error
 

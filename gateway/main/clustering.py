@@ -13,9 +13,10 @@ from dataclasses import replace
 from functools import partial
 
 from gateway.brokers.base import Broker
+from gateway.brokers.kafka.attached import AttachedBroker
+from gateway.brokers.kafka.attached_links import SharedLinks
 from gateway.brokers.kafka.beside import Beside
 from gateway.brokers.kafka.broker import KafkaBroker
-from gateway.brokers.kafka.links import Links
 from gateway.brokers.kafka.repeats import Repeats
 from gateway.cluster.embedded import EmbeddedMetadata
 from gateway.cluster.etcd import EtcdConfig, EtcdMetadata
@@ -42,6 +43,8 @@ from gateway.surfaces.http.starting import RecoveryProgress
 from gateway.surfaces.peer.server import PeerService
 from store import Store
 from store.clock import Clock
+from store.errors import UnknownQueue
+from store.types import QueueKey
 
 log = logging.getLogger(__name__)
 
@@ -134,9 +137,11 @@ async def clustered(
         AsyncExitStack() as brokers,
     ):
         clusters: dict[str, KafkaBroker] = {}
+        attached: dict[str, AttachedBroker] = {}
         for name, address in kafka_addresses(own.kafka, node=own_name).items():
+            links = SharedLinks(address)
             clusters[name] = KafkaBroker(
-                name, Links(address), clock,
+                name, links, clock,
                 prefix=address.prefix,
                 topic_of=partial(_topic_of, admin.routes),
                 retention_ms_of=partial(_retention_ms, store, admin.routes),
@@ -149,10 +154,12 @@ async def clustered(
                 ),
                 timer=admin.broker,
             )  # fmt: skip
+            attached[name] = AttachedBroker(name, links, timer=admin.broker)
             brokers.push_async_callback(clusters[name].close)
+            brokers.push_async_callback(attached[name].close)
         node = ClusterNode(
             own_name, metadata, admin.broker, secret, store, admin.routes, clock,
-            on_topics=lambda: admin.on_change(), kafka=clusters, doubt=doubt,
+            on_topics=lambda: admin.on_change(), kafka=clusters, attached=attached, doubt=doubt,
         )  # fmt: skip
         topics = [topic for topic in store.topics() if not topic.is_system]
         while True:
@@ -179,12 +186,12 @@ async def clustered(
         try:
             async with AsyncExitStack() as serving:
                 if internal is not None:
-                    beside = Beside(admin.broker, list(clusters.values()))
+                    beside = Beside(admin.broker, [*clusters.values(), *attached.values()])
                     service = PeerService(
                         beside if clusters else admin.broker,
                         secret,
                         clock,
-                        queues_of=lambda topic_id: [*store.queues_of(topic_id), *beside.queues_of(topic_id)],
+                        queues_of=lambda topic_id: _queues_of(store, beside, topic_id),
                         know=node.know,
                         look_at=node.look_at,
                         take_group=lambda *group: node.take_group(*group),
@@ -241,6 +248,17 @@ async def known(node: ClusterNode, progress: RecoveryProgress, stopping: asyncio
         with suppress(TimeoutError):
             await asyncio.wait_for(stopping.wait(), RETRY_S)
             raise CannotJoin(f"stopped while it waited for {progress.waits_for}")
+
+
+def _queues_of(store: Store, beside: Beside, topic_id: int) -> list[QueueKey]:
+    """All queues of a topic that this node serves; an attached topic has none in the store. Raises UnknownQueue."""
+    own = beside.queues_of(topic_id)
+    try:
+        return [*store.queues_of(topic_id), *own]
+    except UnknownQueue:
+        if not own:
+            raise
+        return own
 
 
 def _topic_of(routes: RouteTable, topic_id: int) -> TopicView:

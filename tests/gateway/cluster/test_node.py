@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from gateway.api.cluster import GROUPS
+from gateway.brokers.kafka.attached import AttachedBroker
+from gateway.brokers.kafka.broker import KafkaBroker
 from gateway.brokers.local import LocalBroker
 from gateway.cluster.members import CLUSTER, OWNERS, encode_format, encode_session, format_in, join
 from gateway.cluster.memory import MemoryMetadata
@@ -23,6 +25,8 @@ from store import Store
 from store.data_format import VERSION as DATA_VERSION
 from store.topics import FIRST_USER_TOPIC_ID, Topic
 from tests.clock import FakeClock
+from tests.gateway.brokers.kafka.fake import new_repeats
+from tests.gateway.brokers.kafka.fake_shared import FakeSharedKafka
 from tests.gateway.cluster.test_members import disk, own
 from tests.gateway.groups.coordinator.world import PlainTimer
 from tests.store.kit import open_store
@@ -31,15 +35,27 @@ ROOT = Path("/data")
 
 
 @asynccontextmanager
-async def joined(metadata: MemoryMetadata) -> AsyncIterator[tuple[ClusterNode, Store]]:
-    """The only node of a cluster, and its store."""
+async def joined(
+    metadata: MemoryMetadata, *, name: str = "n1", shared: FakeSharedKafka | None = None
+) -> AsyncIterator[tuple[ClusterNode, Store]]:
+    """A node of a cluster, and its store. `shared`: a Kafka cluster, kafka1, that it knows."""
     files, clock = disk(), FakeClock()
     store = await open_store(files, clock=clock)
-    broker = LocalBroker(store, PlainTimer(store, clock), name="n1", on_topic=lambda _: None, on_deleted=lambda _: None)
+    broker = LocalBroker(store, PlainTimer(store, clock), name=name, on_topic=lambda _: None, on_deleted=lambda _: None)
+    routes = RouteTable()
+    kafka: dict[str, KafkaBroker] = {}
+    attached: dict[str, AttachedBroker] = {}
+    if shared is not None:
+        kafka["kafka1"] = KafkaBroker(
+            "kafka1", shared, clock, prefix="mq.", topic_of=routes.by_id, retention_ms_of=lambda _: -1,
+            on_doubt=lambda: None, repeats=new_repeats(), timer=broker,
+        )  # fmt: skip
+        attached["kafka1"] = AttachedBroker("kafka1", shared, timer=broker)
     node = ClusterNode(
-        "n1", metadata, broker, Secret(b"s" * 16), store, RouteTable(), clock, on_topics=lambda: None
+        name, metadata, broker, Secret(b"s" * 16), store, routes, clock, on_topics=lambda: None,
+        kafka=kafka, attached=attached,
     )  # fmt: skip
-    member = await join(metadata, ROOT, files, own("n1"), [], next_topic_id=FIRST_USER_TOPIC_ID)
+    member = await join(metadata, ROOT, files, own(name), [], next_topic_id=FIRST_USER_TOPIC_ID)
     node.cluster_id = member.cluster
     await node.begin()
     try:
