@@ -25,6 +25,7 @@ StoreError
 ├── NoLightQueues    the index of this store keeps no light queues
 ├── IndexRefused     the index is of the other kind, or half rebuilt                   (start refused)
 ├── BrokerLacks      the broker that a partition is on cannot do this; the message says what   (409)
+├── BrokerRefuses    a Kafka cluster has refused this; the message says why                    (502)
 ├── StoreLocked      another process holds the data directory                          (start refused)
 └── FormatTooNew     the data directory was written by a newer version                 (start refused)
 """
@@ -174,6 +175,15 @@ class NoLightQueues(StoreError):
 class BrokerLacks(StoreError):
     """The broker that a partition is on, or is to move to, cannot do what is asked; the message says what it is.
     Nothing was stored."""
+
+
+class BrokerRefuses(StoreError):
+    """The Kafka cluster that an attached topic is in has refused this, for a right that is missing, or as the topic is
+    gone there; the message says which. Nothing was stored. `code`: Kafka's."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class StoreLocked(StoreError):

@@ -15,6 +15,7 @@ from gateway.cluster.mover import MoveConflict, StillThere, UnknownBroker
 from gateway.errors import (
     ALREADY_STORED,
     BROKER_LACKS,
+    BROKER_REFUSES,
     DISK_FULL,
     GROUP_ACTIVE,
     GROUP_NOT_FOUND,
@@ -54,6 +55,7 @@ from gateway.routing.base import UnknownPartition
 from store.errors import (
     AlreadyStored,
     BrokerLacks,
+    BrokerRefuses,
     Corrupt,
     DiskFull,
     FormatTooNew,
@@ -124,6 +126,7 @@ ANSWERS: dict[type[Exception], _Answer] = {
     UnknownBroker: _Answer(404),
     NoTaker: _Answer(409),
     BrokerLacks: _Answer(BROKER_LACKS),
+    BrokerRefuses: _Answer(BROKER_REFUSES),
     StillThere: _Answer(409),
     MoveConflict: _Answer(OVERLOADED, True, "The partition is being moved by others.", Overloaded.retry_after_ms),
     MovesBusy: _Answer(TOO_MANY, True, retry_after_ms=MovesBusy.retry_after_ms),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from gateway.routing.base import Routes, TopicView
+from gateway.routing.base import Attachment, Routes, TopicView
 from store.topics import Changes, KeyForm, TopicConfig
 
 
@@ -19,6 +19,14 @@ class TopicAdmin(Protocol):
         as it is. Without `json_keys` a new topic's keys are raw.
 
         Raises TopicExists, IllegalTopic, or another StoreError.
+        """
+        ...
+
+    async def attach_topic(self, name: str, to: Attachment) -> TopicView:
+        """Have a topic that is one of a Kafka cluster, which others write to as well; durable on return. One that is
+        there and is that one is returned as it is.
+
+        Raises UnknownBroker, IllegalTopic, TopicExists, BrokerLacks, BrokerRefuses, or another StoreError.
         """
         ...
 

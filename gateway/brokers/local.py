@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Protocol, Unpack
 
 from store import Store
-from store.errors import UnknownQueue
+from store.errors import BrokerLacks, UnknownQueue
 from store.topics import Changes, Topic, TopicChoices
 from store.types import Acks, Append, Appended, Boundary, Bounds, ExportedIds, LightRead, QueueKey, ReadResult
 from store.uncancelled import to_its_end
@@ -153,6 +153,10 @@ class LocalBroker:
         """Tell the route table of a topic as it is now; one that is not there stays away."""
         with suppress(UnknownQueue):
             self._on_topic(self._store.topic(name))
+
+    async def attach_topic(self, name: str, to: object, room: object) -> Topic:
+        """Raises BrokerLacks: a server without Kafka clusters has none of whose topics one could be."""
+        raise BrokerLacks("this server knows no Kafka cluster: start it with --broker NAME=kafka://HOST:PORT")
 
     async def configure_topic(self, name: str, changes: Changes) -> Topic:
         """The topic with other choices; durable and in force on return. Raises UnknownQueue, IllegalTopic."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 from typing import Annotated
 
+import orjson
 import typer
 
 from gateway.api.shapes.queries import LIST_ROWS_MAX
-from gateway.cli.client import Client, ask, path_segment, query
+from gateway.cli.client import JSON, Client, ask, path_segment, query
 from gateway.cli.complete import topic_names
 from gateway.cli.terminal import (
     URL_DEFAULT,
@@ -132,6 +133,47 @@ def delete(
     typer.echo(f"{name} deleted")
 
 
+@app.command("attach")
+def attach(
+    name: NewName,
+    broker: Annotated[
+        str, typer.Option("--broker", help="The Kafka cluster, as the server's --broker names it.", show_default=False)
+    ],
+    kafka_name: Annotated[
+        str | None, typer.Option("--name", help="Its name in Kafka. [dim]default: the same[/dim]", show_default=False)
+    ] = None,
+    mirror_groups: Annotated[
+        bool, typer.Option("--mirror-groups", help="Tell Kafka what groups commit here, for its tools.")
+    ] = False,
+    url: Url = URL_DEFAULT,
+    as_json: Json = False,
+) -> None:
+    """Have a topic that is one of a Kafka cluster, which others write to as well. Its records stay there, and are read
+    and sent there: at least once, at Kafka's offsets, for as long as Kafka keeps them.
+
+    [b]Example[/b]
+
+      mq topic attach orders --broker kafka1 --name prod.orders
+    """
+    body: dict[str, object] = {"broker": broker, "name": kafka_name or name, "mirror_groups": mirror_groups}
+    _shown(ask(url, lambda client: client.post(f"{_path(name)}/attach", orjson.dumps(body), JSON)), as_json)
+
+
+@app.command("detach")
+def detach(name: Name, url: Url = URL_DEFAULT, as_json: Json = False) -> None:
+    """Have an attached topic no more. The topic in Kafka and its records stay; what groups have committed here is gone.
+
+    [b]Example[/b]
+
+      mq topic detach orders
+    """
+    ask(url, lambda client: client.post(f"{_path(name)}/detach", b"", JSON))
+    if as_json:
+        print_json({"topic": name, "detached": True})
+    else:
+        typer.echo(f"{name} detached")
+
+
 @app.command("list")
 def list_(url: Url = URL_DEFAULT, as_json: Json = False) -> None:
     """List all topics.
@@ -165,7 +207,7 @@ def describe(name: Name, url: Url = URL_DEFAULT, as_json: Json = False) -> None:
         return
     partitions = rows_of(topic, "offsets")
     record_count = sum(map(_record_count, partitions))
-    chosen = [f"{setting} {topic[setting]}" for setting in topic if setting in _SETTINGS]
+    chosen = _chosen(topic)
     typer.echo(", ".join([f"{topic['topic']}: {topic['partitions']} partitions", f"{record_count} records", *chosen]))
     print_table(
         ("partition", "first", "next", "records"),
@@ -291,8 +333,13 @@ def _shown(topic: dict[str, object], as_json: bool) -> None:
     if as_json:
         print_json(topic)
     else:
-        chosen = [f"{setting} {topic[setting]}" for setting in topic if setting in _SETTINGS]
-        typer.echo(", ".join([f"{topic['topic']}: {topic['partitions']} partitions", *chosen]))
+        typer.echo(", ".join([f"{topic['topic']}: {topic['partitions']} partitions", *_chosen(topic)]))
+
+
+def _chosen(topic: dict[str, object]) -> list[str]:
+    attached = topic.get("attached")
+    of = [f"topic {attached['name']} of {attached['broker']}"] if isinstance(attached, dict) else []
+    return of + [f"{setting} {topic[setting]}" for setting in topic if setting in _SETTINGS]
 
 
 def _record_count(row: dict[str, object]) -> int:

@@ -26,15 +26,19 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, AsyncExitStack, aclosing, asynccontextmanager, nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol, Unpack
 from zlib import crc32
 
 import orjson
 
 from gateway.brokers.base import Broker
+from gateway.brokers.kafka.attached import AttachedBroker
 from gateway.brokers.kafka.broker import KafkaBroker, kept_ms
+from gateway.cluster import attaching
+from gateway.cluster.attaching import Attaching
 from gateway.cluster.follower import ChainFollower
 from gateway.cluster.members import (
     BROKERS,
@@ -95,13 +99,13 @@ from gateway.cluster.topics import (
     key_of_topic,
     table_of,
 )
-from gateway.routing.base import UnknownPartition
+from gateway.routing.base import Attachment, UnknownPartition
 from gateway.routing.table import RouteTable, Segment
 from store.clock import Clock
 from store.config import StoreConfig
 from store.data_format import VERSION as DATA_VERSION
-from store.errors import BrokerLacks, StoreError, UnknownQueue
-from store.topics import FIRST_USER_TOPIC_ID, OFFSETS, RESERVED_PREFIXES, Topic, TopicChoices, check_config
+from store.errors import BrokerLacks, StoreError, TopicExists, UnknownQueue
+from store.topics import FIRST_USER_TOPIC_ID, OFFSETS, RESERVED_PREFIXES, Topic, TopicChoices, TopicTable, check_config
 from store.topics import Changes as TopicChanges
 from store.types import QueueKey
 from store.uncancelled import to_its_end
@@ -184,8 +188,8 @@ class KeptTopics(Protocol):
 
 class ClusterNode:
     """See the module. `begin`, then `run` until cancelled; `close` at the end. `on_topics` is called after topics came,
-    changed or went. `kafka`: the Kafka clusters that are brokers, by name; `doubt` is set when one of them has a
-    partition to be taken over anew.
+    changed or went. `kafka`: the Kafka clusters that are brokers, by name, and `attached`, what of them others write to
+    as well; `doubt` is set when one of them has a partition to be taken over anew.
 
     A gateway without a store has one of these too, which only follows (`follow`): without a broker of its own, or, in a
     worker of a node, with that node's under that node's name. It reaches what is on a Kafka cluster through the node
@@ -203,6 +207,7 @@ class ClusterNode:
         *,
         on_topics: Callable[[], None],
         kafka: Mapping[str, KafkaBroker] | None = None,
+        attached: Mapping[str, AttachedBroker] | None = None,
         doubt: asyncio.Event | None = None,
         moves_max: int = MOVES_MAX_DEFAULT,
     ) -> None:
@@ -223,6 +228,7 @@ class ClusterNode:
         self._follower = ChainFollower(metadata, routes, self.broker_named, own=own)
         self._mover = Mover(metadata, self.broker_named, clock, home=self._home, own=name)
         self._slots = MoveSlots(metadata, name, moves_max)
+        self._attaching = Attaching(attached or {}, routes, self._nodes_first)
         self._topics: dict[str, TopicRecord] = {}
         self._by_id: dict[int, TopicRecord] = {}
         self._topic_revisions: dict[str, int] = {}  # deleted ones too, until the watch tells of it
@@ -270,13 +276,14 @@ class ClusterNode:
     def unknown_brokers(self) -> list[str]:
         """Brokers on which partitions have records, and of which neither the metadata nor the settings tell."""
         named = {one.broker for known in self._follower.moved().values() for one in known.record.segments}
-        return sorted(named - self.members.keys() - self.kafka.keys())
+        return sorted((named | self._attaching.names) - self.members.keys() - self.kafka.keys())
 
     async def run(self) -> None:
         """Follow, and look after what was left half way, until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.follow(), name="cluster")
             tasks.create_task(self._look_after(), name="moves")
+            tasks.create_task(self._follow_growth(), name="attached topics")
 
     async def close(self) -> None:
         """Leave the other nodes' brokers."""
@@ -317,6 +324,7 @@ class ClusterNode:
                     self._doubt.set()  # its shards are taken over soon
                 else:
                     known[name] = format_in(value.data)
+                self._attaching.nodes_changed()
             elif key.startswith(OWNERS):
                 self._see_owner(key, value, seen.revision)
         self._see_formats()
@@ -399,10 +407,18 @@ class ClusterNode:
         except ValueError as error:
             log.error("topic not known topic=%s error=%s", name, error)
             return
+        if (before := self._topics.get(name)) is not None and before.topic.topic_id != record.topic.topic_id:
+            await self._drop_topic(name)
+        if record.attached is not None:
+            with suppress(UnknownQueue):
+                await self._store.delete_topic(name)  # one that was mq's own, when this node was last here
+            self._routes.set_chains(record.topic, self._attaching.put(record))
+            self._topics[name] = self._by_id[record.topic.topic_id] = record
+            self._topic_revisions[name] = revision
+            self._on_topics()
+            return
         await self._know_brokers(name for _, brokers in record.homes for name in brokers)
         topic = await self._store.put_topic(record.topic)
-        if (before := self._topics.get(name)) is not None and before.topic.topic_id != topic.topic_id:
-            del self._by_id[before.topic.topic_id]
         self._topics[name] = self._by_id[topic.topic_id] = record
         self._topic_revisions[name] = revision
         chains = []
@@ -428,6 +444,9 @@ class ClusterNode:
             self._by_id.pop(record.topic.topic_id, None)
             for kafka in self.kafka.values():
                 kafka.forget_topic(record.topic.topic_id)
+            if record.attached is not None:
+                self._attaching.drop(record.topic.topic_id)
+                self._routes.remove(record.topic)
         with suppress(UnknownQueue):
             self._routes.remove(await self._store.delete_topic(name))
         self._on_topics()
@@ -441,6 +460,10 @@ class ClusterNode:
         if (kafka := self.kafka.get(name)) is not None:
             return kafka
         return self.peer(name)
+
+    def _nodes_first(self) -> list[PeerBroker]:
+        """The brokers of other nodes, those that are there first."""
+        return [self._peers[name] for name in sorted(self._peers, key=lambda name: (not self.is_there(name), name))]
 
     def peer(self, name: str) -> PeerBroker:
         """The broker of another node. Raises UnknownBroker."""
@@ -557,6 +580,22 @@ class ClusterNode:
         if (config := choices.get("config")) is not None:
             check_config(config, retention_ms_max=self._store.config.retention_ms)
 
+        return await self._create_topic(name, partitions, None, **choices)
+
+    async def attach_topic(
+        self, name: str, to: Attachment, room: Callable[[int], AbstractContextManager[None]]
+    ) -> Topic:
+        """Have a topic that is one of a Kafka cluster, for all nodes; one that is there is returned as it is. `room`
+        keeps room for so many partitions. Raises UnknownBroker, IllegalTopic, TopicExists, BrokerLacks, BrokerRefuses,
+        BrokerUnreachable."""
+        moved = [known.record for known in self._follower.moved().values()]
+        count = await self._attaching.partitions_of(name, to, moved)
+        with room(0 if name in self._topics else count):
+            return await self._create_topic(name, count, to)
+
+    async def _create_topic(
+        self, name: str, partitions: int, attached: Attachment | None, **choices: Unpack[TopicChoices]
+    ) -> Topic:
         async def create() -> Topic:
             while True:
                 found, record = await self._read_topic(name)
@@ -566,11 +605,16 @@ class ClusterNode:
                 decided = table.decide_create(name, partitions, self._clock.now_ms(), **choices)
                 if isinstance(decided, Topic):
                     assert found is not None
+                    assert record is not None
+                    if record.attached != attached:
+                        raise TopicExists(f"topic {name} exists, and is not the one that is asked for")
                     topic = await self._applied(name, found)
                     await self._begun_on_kafka(topic)
                     return topic
                 topic = table.apply(decided)
-                if choices.get("is_own"):
+                if attached is not None:
+                    made = TopicRecord(topic, ((0, (attached.broker,)),), attached=attached)
+                elif choices.get("is_own"):
                     made = TopicRecord(topic, ((0, (self.name,)),))
                 else:
                     made = TopicRecord(topic, ((0, in_turn(self._homes(), topic.topic_id)),), self.default_broker)
@@ -585,11 +629,14 @@ class ClusterNode:
 
     async def configure_topic(self, name: str, changes: TopicChanges) -> Topic:
         """As `LocalBroker.configure_topic`, for all nodes."""
-        check_config(self._routes.topic(name).config.changed(changes), retention_ms_max=self._store.config.retention_ms)
+        view = self._routes.topic(name)
+        self._attaching.check_changes(view.topic_id, changes)
+        check_config(view.config.changed(changes), retention_ms_max=self._store.config.retention_ms)
         return await self._change_topic(name, lambda table: table.decide_configure(name, changes))
 
     async def grow_topic(self, name: str, partitions: int) -> Topic:
         """As `LocalBroker.grow_topic`, for all nodes."""
+        self._attaching.check_grow(self._routes.topic(name).topic_id)
         return await self._change_topic(name, lambda table: table.decide_grow(name, partitions))
 
     async def delete_topic(self, name: str) -> None:
@@ -629,7 +676,7 @@ class ClusterNode:
                 if isinstance(decided, Topic):
                     return await self._applied(name, found)
                 topic = table.apply(decided)  # type: ignore[arg-type]
-                changed = grown(record, topic, self._homes())
+                changed = grown(record, topic, self._homes() if record.attached is None else [record.attached.broker])
                 if topic.partitions > record.topic.partitions:
                     await self._make_on_kafka(changed)
                 if await self._set_topic({key_of_topic(name): found.revision}, changed, {}):
@@ -664,7 +711,9 @@ class ClusterNode:
     async def _applied(self, name: str, value: Value) -> Topic:
         async with self._turn:
             await self._put_topic(name, value, value.revision)
-        return self._store.topic(name)
+            if (record := self._topics.get(name)) is None:
+                raise UnknownQueue(f"topic {name} does not exist")
+            return record.topic
 
     async def _forget_partitions(self, topic_id: int) -> None:
         """Delete the records of a deleted topic's partitions; what is left by a failure does no harm."""
@@ -728,7 +777,9 @@ class ClusterNode:
         if not 0 <= partition < view.partitions:
             raise UnknownPartition(f"partition {partition} of topic {topic} does not exist")
         self.broker_named(to)
-        if to in self.kafka:
+        kafka = self.kafka.get(to)
+        self._attaching.check_move(view.topic_id, to, None if kafka is None else kafka.kafka_topic(view.topic_id))
+        if kafka is not None:
             if topic.startswith(RESERVED_PREFIXES):
                 raise BrokerLacks(f"topic {topic} is the server's own: it stays on the nodes")
             known = await self._mover.known(view.topic_id, partition)
@@ -808,6 +859,15 @@ class ClusterNode:
         with suppress(MetadataError, UnknownQueue, ValueError):
             topic_id = self._routes.topic(topic).topic_id
             self._follower.note(topic_id, partition, await self._mover.known(topic_id, partition))
+
+    async def _follow_growth(self) -> None:
+        """Have attached topics grow as they do in Kafka."""
+        while True:
+            await asyncio.sleep(attaching.GROWTH_INTERVAL_S)
+            async for topic, count in self._attaching.grown():
+                log.info("attached topic has more partitions topic=%s partitions=%d", topic.name, count)
+                with suppress(MetadataError, StoreError):
+                    await self._change_topic(topic.name, partial(_grown, count))
 
     async def _look_after(self) -> None:
         """Finish moves that were left, and take expired segments off chains."""
@@ -1094,6 +1154,12 @@ class ClusterNode:
 
 async def _no_groups(_group: str, _events: bytes, _size_bytes: int, _revision: int) -> bool:
     return False
+
+
+def _grown(partitions: int, table: TopicTable) -> object:
+    """What is to be done for the topic in a table to have so many partitions at least."""
+    topic = table.all()[-1]
+    return table.decide_grow(topic.name, max(partitions, topic.partitions))
 
 
 def _owner_key(kind: str, name: str) -> str:

@@ -48,6 +48,8 @@ def restored(values: Mapping[str, bytes], now_ms: int) -> dict[str, bytes]:
     for key, data in values.items():
         if key.startswith(TOPICS):
             topic = decode_topic(data)
+            if topic.attached is not None:
+                continue
             for partition in range(topic.topic.partitions):
                 at = key_of(topic.topic.topic_id, partition)
                 found[at] = encode(_taken(_record_of(values.get(at), topic, partition), topic, partition, now_ms))

@@ -3,8 +3,10 @@
 One metadata key a topic (`topics/<name>`), JSON:
 
     {"v": 1, "topic_id": 17, "name": "orders", "partitions": 4, "created_ms": 1767225600000, "config": {},
-     "json_keys": "raw", "homes": [[0, ["n1", "n2"]]]}
+     "json_keys": "raw", "homes": [[0, ["n1", "n2"]]],
+     "attached": {"broker": "kafka1", "name": "prod.orders", "mirror_groups": false}}
 
+    attached  written only of a topic that is one of a Kafka cluster, which others write to as well
     homes   from which partition on, the brokers that partitions begin on, in turn: here n1, n2, n1, n2. Growing a
             topic adds an entry, so that no partition's home ever changes
     begins_on
@@ -20,11 +22,12 @@ A partition that has moved has a record of its own (record.py); its home then sa
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import orjson
 
+from gateway.routing.base import Attachment
 from store.config import StoreConfig
 from store.errors import UnknownQueue
 from store.topics import FIRST_USER_TOPIC_ID, KeyForm, Topic, TopicConfig, TopicTable
@@ -43,6 +46,7 @@ class TopicRecord:
     topic: Topic
     homes: Homes
     begins_on: str | None = None
+    attached: Attachment | None = None
 
     def home_of(self, partition: int) -> str:
         """The broker on which a partition begins."""
@@ -123,8 +127,12 @@ def table_of(record: TopicRecord | None, next_topic_id: int) -> TopicTable:
 
 def encode_topic(record: TopicRecord) -> bytes:
     """The JSON of a record."""
-    begins_on = {} if record.begins_on is None else {"begins_on": record.begins_on}
-    return orjson.dumps({"v": VERSION, **_fields(record.topic), "homes": record.homes, **begins_on})
+    fields = {"v": VERSION, **_fields(record.topic), "homes": record.homes}
+    if record.begins_on is not None:
+        fields["begins_on"] = record.begins_on
+    if record.attached is not None:
+        fields["attached"] = asdict(record.attached)
+    return orjson.dumps(fields)
 
 
 def decode_topic(data: bytes) -> TopicRecord:
@@ -135,9 +143,10 @@ def decode_topic(data: bytes) -> TopicRecord:
         homes = tuple((int(first), tuple(map(str, brokers))) for first, brokers in fields.pop("homes"))
         if not homes or homes[0][0] or any(not brokers for _, brokers in homes):
             raise ValueError("no home")
-        begins_on = fields.pop("begins_on", None)
+        begins_on, attached = fields.pop("begins_on", None), fields.pop("attached", None)
         config, json_keys = TopicConfig(**fields.pop("config")), KeyForm(fields.pop("json_keys"))
-        return TopicRecord(Topic(**fields, config=config, json_keys=json_keys), homes, begins_on)
+        topic = Topic(**fields, config=config, json_keys=json_keys)
+        return TopicRecord(topic, homes, begins_on, attached and Attachment(**attached))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(f"a topic's record is not understood: {error!r}") from error
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Protocol, Unpack
 
 from gateway.api.quotas import TopicQuota
 from gateway.brokers.base import ALONE
 from gateway.brokers.local import LocalBroker
-from gateway.routing.base import TopicView
+from gateway.routing.base import Attachment, TopicView
 from gateway.routing.table import RouteTable
 from gateway.settings.limits import Limits
 from store import Store
@@ -27,6 +28,12 @@ class Topics(Protocol):
 
     async def create_topic(self, name: str, partitions: int, **choices: Unpack[TopicChoices]) -> TopicView:
         """See `LocalBroker.create_topic`."""
+        ...
+
+    async def attach_topic(
+        self, name: str, to: Attachment, room: Callable[[int], AbstractContextManager[None]]
+    ) -> TopicView:
+        """See `ClusterNode.attach_topic`."""
         ...
 
     async def configure_topic(self, name: str, changes: Changes) -> TopicView:
@@ -93,6 +100,13 @@ class LocalAdmin:
         is_there = name in self.routes
         with self._quota.room_for(topics=int(not is_there), partitions=0 if is_there else partitions):
             return await self.topics.create_topic(name, partitions, config=config, json_keys=json_keys)
+
+    async def attach_topic(self, name: str, to: Attachment) -> TopicView:
+        """See `gateway.api.topics.TopicAdmin`."""
+        is_new = name not in self.routes
+        return await self.topics.attach_topic(
+            name, to, lambda count: self._quota.room_for(topics=int(is_new), partitions=count)
+        )
 
     async def configure_topic(self, name: str, changes: Changes) -> TopicView:
         """See `gateway.api.topics.TopicAdmin`."""

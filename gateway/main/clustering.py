@@ -13,9 +13,11 @@ from dataclasses import replace
 from functools import partial
 
 from gateway.brokers.base import Broker
+from gateway.brokers.kafka.attached import AttachedBroker
+from gateway.brokers.kafka.attached_links import SharedLinks
 from gateway.brokers.kafka.beside import Beside
 from gateway.brokers.kafka.broker import FOR_EVER_MS, KafkaBroker, kept_ms
-from gateway.brokers.kafka.links import KafkaAddress, Links
+from gateway.brokers.kafka.links import KafkaAddress
 from gateway.brokers.kafka.port import Rejected
 from gateway.brokers.kafka.repeats import Repeats
 from gateway.cluster.embedded import EmbeddedMetadata
@@ -43,6 +45,8 @@ from gateway.surfaces.http.starting import RecoveryProgress
 from gateway.surfaces.peer.server import PeerService
 from store import Store
 from store.clock import Clock
+from store.errors import UnknownQueue
+from store.types import QueueKey
 
 log = logging.getLogger(__name__)
 
@@ -138,9 +142,11 @@ async def clustered(
         AsyncExitStack() as brokers,
     ):
         clusters: dict[str, KafkaBroker] = {}
+        attached: dict[str, AttachedBroker] = {}
         for name, address in checked_kafka(own, own_name).items():
+            links = SharedLinks(address)
             clusters[name] = KafkaBroker(
-                name, Links(address), clock,
+                name, links, clock,
                 prefix=address.prefix,
                 topic_of=partial(_topic_of, admin.routes),
                 retention_ms_of=partial(_retention_ms, store, admin.routes),
@@ -153,14 +159,16 @@ async def clustered(
                 ),
                 timer=admin.broker,
             )  # fmt: skip
+            attached[name] = AttachedBroker(name, links, timer=admin.broker)
             brokers.push_async_callback(clusters[name].close)
+            brokers.push_async_callback(attached[name].close)
             try:
                 await clusters[name].check()
             except Rejected as error:
                 raise ConfigError(f"cluster.kafka: {name} does not let this server in: {error}") from error
         node = ClusterNode(
             own_name, metadata, admin.broker, secret, store, admin.routes, clock,
-            on_topics=lambda: admin.on_change(), kafka=clusters, doubt=doubt,
+            on_topics=lambda: admin.on_change(), kafka=clusters, attached=attached, doubt=doubt,
             moves_max=own.moves_max,
         )  # fmt: skip
         node.default_broker = own.default_broker
@@ -189,12 +197,12 @@ async def clustered(
         try:
             async with AsyncExitStack() as serving:
                 if internal is not None:
-                    beside = Beside(admin.broker, list(clusters.values()))
+                    beside = Beside(admin.broker, [*clusters.values(), *attached.values()])
                     service = PeerService(
                         beside if clusters else admin.broker,
                         secret,
                         clock,
-                        queues_of=lambda topic_id: [*store.queues_of(topic_id), *beside.queues_of(topic_id)],
+                        queues_of=lambda topic_id: _queues_of(store, beside, topic_id),
                         know=node.know,
                         look_at=node.look_at,
                         take_group=lambda *group: node.take_group(*group),
@@ -253,6 +261,17 @@ async def known(node: ClusterNode, progress: RecoveryProgress, stopping: asyncio
         with suppress(TimeoutError):
             await asyncio.wait_for(stopping.wait(), RETRY_S)
             raise CannotJoin(f"stopped while it waited for {progress.waits_for}")
+
+
+def _queues_of(store: Store, beside: Beside, topic_id: int) -> list[QueueKey]:
+    """All queues of a topic that this node serves; an attached topic has none in the store. Raises UnknownQueue."""
+    own = beside.queues_of(topic_id)
+    try:
+        return [*store.queues_of(topic_id), *own]
+    except UnknownQueue:
+        if not own:
+            raise
+        return own
 
 
 def _topic_of(routes: RouteTable, topic_id: int) -> TopicView:

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from gateway.brokers.base import Broker
 from store.errors import StoreError, UnknownQueue
 from store.topics import KeyForm, TopicConfig
 from store.types import Original, QueueKey
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """Of which Kafka cluster a topic is, and its name there: others write to it as well. Sends are stored at least
+    once, offsets may have holes, and neither partitions nor retention are mq's. `mirror_groups`: what groups commit is
+    told to Kafka."""
+
+    broker: str
+    name: str
+    mirror_groups: bool = False
 
 
 class TopicView(Protocol):
@@ -95,6 +107,10 @@ class Routes(Protocol):
 
     def writable(self, topic: str, partition: int) -> Route:
         """The open segment of a partition. Raises UnknownQueue."""
+        ...
+
+    def attached(self, topic_id: int) -> Attachment | None:
+        """What is to be said of a topic that is one of a Kafka cluster; None: it is mq's own."""
         ...
 
     def by_id(self, topic_id: int) -> TopicView:

@@ -24,7 +24,7 @@ from itertools import chain as chained
 from operator import attrgetter
 
 from gateway.brokers.base import AnswerLost, Broker, BrokerUnreachable
-from gateway.routing.base import TopicView
+from gateway.routing.base import Attachment, TopicView
 from gateway.routing.fault import CURRENT, LatencyFaults, PenaltyTable
 from store.errors import DiskFull, Overloaded, PartitionLeft, SealedQueue, StoreError, StoreStopped, UnknownQueue
 from store.types import QueueKey
@@ -70,13 +70,15 @@ class RouteTable:
     """All topics a gateway knows and the chain of each of their partitions. Answers from memory.
 
     `faults` is what sends have told of the brokers, by name; `rooms` the machine rooms that their nodes are set up for,
-    `formats` the newest data format that the program of each other one knows.
+    `formats` the newest data format that the program of each other one knows. `attachments`: of topics of Kafka
+    clusters, by topic id.
     """
 
     def __init__(self, penalties: PenaltyTable = CURRENT) -> None:
         self.faults = LatencyFaults(penalties)
         self.rooms: dict[str, str] = {}
         self.formats: dict[str, int] = {}
+        self.attachments: dict[int, Attachment] = {}
         self._topics: dict[str, TopicView] = {}
         self._by_id: dict[int, TopicView] = {}
         self._by_name: list[TopicView] = []
@@ -128,6 +130,10 @@ class RouteTable:
             chains = self._chains.pop(topic.name)
             self.partition_count -= len(chains)
             self._wake(topic.name, range(len(chains)))
+
+    def attached(self, topic_id: int) -> Attachment | None:
+        """See `Routes.attached`."""
+        return self.attachments.get(topic_id)
 
     def __contains__(self, name: str) -> bool:
         return name in self._topics

@@ -77,6 +77,18 @@ class Ticket(Answer):
 # Topics
 
 
+class Attached(Answer):
+    """Which topic of which Kafka cluster a topic is; others write to it as well (docs/kafka-broker.md)."""
+
+    broker: str
+    name: str
+    mirror_groups: Annotated[bool, Meta(description="What groups commit is told to Kafka, too.")]
+    sends: Annotated[
+        str,
+        judged({"const": "at_least_once"}),
+    ] = "at_least_once"
+
+
 class Topic(Answer):
     """A topic and what was chosen for it."""
 
@@ -88,6 +100,7 @@ class Topic(Answer):
     max_message_bytes: MaxMessageBytes | UnsetType = UNSET
     selector: SelectorName | UnsetType = UNSET
     mq_headers: MqHeaders | UnsetType = UNSET
+    attached: Attached | UnsetType = UNSET
 
 
 class ListedTopic(Topic, kw_only=True):

@@ -88,6 +88,17 @@ class MovePartitionBody(Shape):
     to: Annotated[str, chars(NODE_NAME_CHARS_MAX, "A broker of the cluster, by name.")]
 
 
+class AttachTopicBody(Shape):
+    """Which topic of which Kafka cluster a topic is to be."""
+
+    codes = {"broker": INVALID, "name": INVALID}
+    more = {"examples": [{"broker": "kafka1", "name": "prod.orders"}, {"broker": "kafka1", "mirror_groups": True}]}
+
+    broker: Annotated[str, chars(NODE_NAME_CHARS_MAX, "A Kafka cluster of the server's settings, by name.")]
+    name: Annotated[str, chars(TOPIC_NAME_BYTES_MAX, "Its name in Kafka; without it, the same.")] | None = None
+    mirror_groups: Annotated[bool, Meta(description="Tell Kafka what groups commit, for its tools.")] = False
+
+
 class TakeoverBody(Shape):
     """That what only the broker knows is done without (docs/cluster.md, "When a node does not come back")."""
 

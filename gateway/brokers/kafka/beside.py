@@ -1,5 +1,6 @@
-"""What other nodes ask this one for: its own store, and the partitions of Kafka clusters that it owns, as one broker.
-Queue keys tell them apart: a tenure has one that no embedded queue has."""
+"""What other nodes ask this one for: its own store, the partitions of Kafka clusters that it owns, and attached topics,
+as one broker. Queue keys tell them apart: a tenure has one that no embedded queue has, and no store has a queue of an
+attached topic."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
 from gateway.brokers.base import Broker, all_stored
+from gateway.brokers.kafka.attached import AttachedBroker
 from gateway.brokers.kafka.broker import KafkaBroker
 from store.types import Acks, Append, Appended, Boundary, Bounds, ExportedIds, QueueKey, ReadResult
 
@@ -14,7 +16,7 @@ from store.types import Acks, Append, Appended, Boundary, Bounds, ExportedIds, Q
 class Beside:
     """`Broker` over the own one and Kafka clusters."""
 
-    def __init__(self, own: Broker, kafka: Sequence[KafkaBroker]) -> None:
+    def __init__(self, own: Broker, kafka: Sequence[KafkaBroker | AttachedBroker]) -> None:
         self._own = own
         self._kafka = kafka
 
@@ -29,7 +31,7 @@ class Beside:
         return self._own.name
 
     def queues_of(self, topic_id: int) -> list[QueueKey]:
-        """The tenures of a topic that this node serves."""
+        """What of a topic this node serves that is not in its store."""
         return [queue for kafka in self._kafka for queue in kafka.queues_of(topic_id)]
 
     def _of(self, queue: QueueKey) -> Broker:

@@ -87,7 +87,7 @@ CLOCK_SKEW_MS = 60_000
 FOR_EVER_MS = -1
 """A retention of Kafka's topics."""
 
-__all__ = ["FENCE_HEADER", "FOR_EVER_MS", "Fence", "KafkaBroker", "Place", "kept_ms"]
+__all__ = ["FENCE_HEADER", "FOR_EVER_MS", "Fence", "KafkaBroker", "Place", "all_of", "kept_ms"]
 
 
 class Timer(Protocol):
@@ -443,7 +443,7 @@ class KafkaBroker:
         """See `Broker.begin_append`. `acks` is not asked: all replicas in sync have it."""
         if any(append.identity is not None for append in appends):
             return self._begin_once(appends)
-        return _all_of(self._begun(appends))
+        return all_of(self._begun(appends))
 
     def _begun(
         self, appends: Sequence[Append], settled: Sequence[asyncio.Future[Appended]] = ()
@@ -503,7 +503,7 @@ class KafkaBroker:
             [replace(own, identity=one.identity) for own, one in zip(appends, new, strict=True)], settled
         )
         self._repeats.begin(new, asyncio.gather(*settled))
-        return _all_of(begun)
+        return all_of(begun)
 
     def _free(self, size: int) -> None:
         self._waiting_bytes -= size
@@ -755,6 +755,6 @@ def _entry(queue: QueueKey, topic: str, batch: memoryview) -> Entry:
     )
 
 
-def _all_of(begun: Sequence[asyncio.Future[Appended]]) -> asyncio.Future[list[Appended]]:
+def all_of(begun: Sequence[asyncio.Future[Appended]]) -> asyncio.Future[list[Appended]]:
     """One answer for all. A batch is stored or refused by itself: while another partition of the call moves, too."""
     return asyncio.gather(*begun) if len(begun) == 1 else asyncio.ensure_future(all_stored(begun))

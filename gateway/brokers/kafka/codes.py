@@ -17,9 +17,25 @@ OFFSET_OUT_OF_RANGE, CORRUPT_MESSAGE, UNKNOWN_TOPIC, LEADER_NOT_AVAILABLE, NOT_L
 MESSAGE_TOO_LARGE, COORDINATOR_LOADING, TOPIC_EXISTS = 10, 14, 36
 OUT_OF_ORDER, DUPLICATE, STALE_EPOCH = 45, 46, 47
 INVALID_RECORD, PRODUCER_FENCED = 87, 90
+TOPIC_AUTHORIZATION, GROUP_AUTHORIZATION, CLUSTER_AUTHORIZATION, INVALID_TIMESTAMP = 29, 30, 31, 32
+
+OF_THE_MOMENT = frozenset((UNKNOWN_TOPIC, LEADER_NOT_AVAILABLE, NOT_LEADER))
+"""Another node may lead the partition: the metadata is looked at again."""
 
 IN_DOUBT = frozenset((OUT_OF_ORDER, DUPLICATE, STALE_EPOCH, PRODUCER_FENCED))
 NEVER = frozenset((CORRUPT_MESSAGE, MESSAGE_TOO_LARGE, INVALID_RECORD))
+
+
+REFUSALS = {
+    UNKNOWN_TOPIC: "it does not exist there, or not any more",
+    TOPIC_AUTHORIZATION: "mq's user in Kafka has not the right to it",
+    GROUP_AUTHORIZATION: "mq's user in Kafka has not the right to the group",
+    CLUSTER_AUTHORIZATION: "mq's user in Kafka has not the right to write idempotently",
+    INVALID_TIMESTAMP: "it takes no records of these times",
+    INVALID_RECORD: "it takes no such record, as one without a key when it is compacted",
+    CORRUPT_MESSAGE: "it takes no such record, as one without a key when it is compacted",
+}
+"""What a code says of a topic that others write to, in words."""
 
 
 class Stored(NamedTuple):
@@ -41,7 +57,7 @@ class Verdict(Enum):
     NEVER = "never"
 
 
-def judge(outcomes: Sequence[Outcome]) -> list[Stored | Verdict]:
+def judge(outcomes: Sequence[Outcome], never: frozenset[int] = NEVER) -> list[Stored | Verdict]:
     """What to do about each of some batches of one producer, which were sent in this order, one behind the other. A
     batch behind one that has to be sent again is out of order for no other reason than that. A code that is not known
     here is an error of the moment, such as a missing right: it is tried again."""
@@ -51,7 +67,7 @@ def judge(outcomes: Sequence[Outcome]) -> list[Stored | Verdict]:
         if isinstance(outcome, Stored):
             judged.append(outcome)
             continue
-        if outcome in NEVER:
+        if outcome in never:
             judged.append(Verdict.NEVER)
         elif outcome in IN_DOUBT and not (outcome == OUT_OF_ORDER and is_behind_a_gap):
             judged.append(Verdict.DOUBT)

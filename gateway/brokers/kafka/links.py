@@ -40,9 +40,8 @@ from gateway.brokers.kafka.codes import (
     COORDINATOR_LOADING,
     LEADER_NOT_AVAILABLE,
     NONE,
-    NOT_LEADER,
+    OF_THE_MOMENT,
     TOPIC_EXISTS,
-    UNKNOWN_TOPIC,
     Outcome,
     Stored,
 )
@@ -219,7 +218,7 @@ class Links:
             return [LEADER_NOT_AVAILABLE] * len(batches)
         _watch_over(client, node)
         outcomes = await asyncio.gather(*[self._sent(client, node, topic, partition, batch) for batch in batches])
-        if any(outcome in (None, UNKNOWN_TOPIC, LEADER_NOT_AVAILABLE, NOT_LEADER) for outcome in outcomes):
+        if any(outcome is None or outcome in OF_THE_MOMENT for outcome in outcomes):
             await self._refreshed(client)
         return outcomes
 
@@ -287,7 +286,7 @@ class Links:
                 code = row[1]
                 if code == NONE:
                     return tuple(row)
-                if code not in (UNKNOWN_TOPIC, LEADER_NOT_AVAILABLE, NOT_LEADER):
+                if code not in OF_THE_MOMENT:
                     raise Refused(code, f"topic {topic}, partition {partition}")
             await asyncio.sleep(PAUSE_S)
             await self._refreshed(client)

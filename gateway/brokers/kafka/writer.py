@@ -19,9 +19,10 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 from gateway.brokers.base import AnswerLost, BrokerUnreachable
-from gateway.brokers.kafka.codes import Outcome, Stored, Verdict, judge
+from gateway.brokers.kafka.codes import NEVER, Outcome, Stored, Verdict, judge
 from gateway.brokers.kafka.fencing import Sent, Tenure
 from gateway.brokers.kafka.port import Kafka
 from store import record_batch
@@ -76,6 +77,9 @@ class _Call:
 
 class Writer:
     """See the module. `on_stored` gets the offset behind all that is acknowledged; `on_doubt` is called once."""
+
+    NEVER: ClassVar[frozenset[int]] = NEVER
+    """Codes of batches that are not sent again."""
 
     def __init__(
         self,
@@ -174,8 +178,12 @@ class Writer:
                 continue
             if not self.is_in_doubt:
                 self._give_up()
-                await asyncio.sleep(pause_s)
+                await self._pause(pause_s)
                 pause_s = min(2 * pause_s, PAUSE_MAX_S)
+
+    async def _pause(self, pause_s: float) -> None:
+        """Before what was not stored is sent again."""
+        await asyncio.sleep(pause_s)
 
     def _take(self) -> bool:
         """Number the batches of the next round; whether there are any."""
@@ -202,7 +210,7 @@ class Writer:
         left: list[_Call] = []
         ready: list[_Call] = []
         is_over = False
-        for call, outcome, verdict in zip(self._sent, outcomes, judge(outcomes), strict=True):
+        for call, outcome, verdict in zip(self._sent, outcomes, judge(outcomes, self.NEVER), strict=True):
             if isinstance(verdict, Stored):
                 assert call.sent is not None
                 call.stored = verdict
@@ -217,7 +225,7 @@ class Writer:
                 continue
             if verdict is Verdict.NEVER:
                 log.error("Kafka refuses a batch topic=%s partition=%d code=%s", self._topic, self._partition, outcome)
-                self._fail(call, MalformedBatch(f"Kafka refuses this batch with error {outcome}; nothing was stored"))
+                self._fail(call, self._refusal(outcome))
                 is_over = True
                 continue
             is_over = is_over or verdict is Verdict.DOUBT
@@ -228,6 +236,10 @@ class Writer:
             self._tenure.is_in_doubt = True
         return not left and not is_over and not self.is_in_doubt
 
+    def _refusal(self, code: Outcome) -> StoreError:
+        """What its caller is told of a batch that Kafka does not take."""
+        return MalformedBatch(f"Kafka refuses this batch with error {code}; nothing was stored")
+
     def _acknowledge(self, ready: list[_Call]) -> None:
         self._stored = [call for call in self._stored if call not in ready]
         for call in ready:
@@ -235,6 +247,7 @@ class Writer:
             offset, time_ms = call.stored
             self.end = offset + call.append.record_count
             self._on_freed(len(call.append.batch))
+            time_ms = time_ms if time_ms >= 0 else record_batch.max_timestamp_ms(call.batch)
             appended = Appended(offset, offset, time_ms, Acks.FLUSHED)
             self._on_acknowledged(call.append, appended)
             for told in (call.settled, call.done):

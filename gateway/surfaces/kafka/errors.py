@@ -92,6 +92,8 @@ REQUEST_CODES = {
 
 def code_of(error: Exception) -> int:
     """The error code that tells a client of an error. An unexpected one goes into the log."""
+    if isinstance(error, store.BrokerRefuses):
+        return error.code
     if isinstance(error, RequestError):
         found = REQUEST_CODES.get(error.error_code)
     else:

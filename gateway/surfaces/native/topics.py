@@ -18,18 +18,18 @@ from gateway.api.pages import SORTED_IN_LOOP, SortKey, page_of
 from gateway.api.shapes import answers
 from gateway.api.shapes.base import load
 from gateway.api.shapes.queries import PAGE_ROWS_DEFAULT, ListTopicsQuery, OffsetsQuery
-from gateway.api.shapes.topics import NewTopicBody, StrimziTopicBody, TopicChangesBody, TopicSettings
+from gateway.api.shapes.topics import AttachTopicBody, NewTopicBody, StrimziTopicBody, TopicChangesBody, TopicSettings
 from gateway.api.topic_figures import TopicFigure, TopicFigures
 from gateway.api.turns import aside
 from gateway.auth.access import Permission
 from gateway.codec.topic_configs import kafka_changes
 from gateway.errors import invalid
-from gateway.routing.base import TopicView
+from gateway.routing.base import Attachment, TopicView
 from gateway.surfaces.http.answers import check_accept, json_answer, lacking, list_answer, packed
 from gateway.surfaces.http.caller import access_of, visible_topics
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.reading import json_object, read_query, read_shape, topic_in
-from store.errors import TopicExists, UnknownQueue
+from store.errors import BrokerLacks, TopicExists, UnknownQueue
 from store.topics import CONFIG_NAMES, TopicConfig
 from store.types import Boundary
 
@@ -58,10 +58,31 @@ async def create_topic(gateway: Gateway, request: web.Request, body: bytes) -> w
             raise TopicExists(f"Topic {name} exists with other settings: {existing.config.chosen()}. Use PATCH.")
         if shape.json_keys not in (None, existing.json_keys):
             raise TopicExists(f"Topic {name} exists with json_keys {existing.json_keys}, which cannot be changed.")
-        return json_answer(request, _native(existing))
+        return json_answer(request, _native(gateway, existing))
     count = wanted or gateway.config.partitions_default
     created = await gateway.admin.create_topic(name, count, config, shape.json_keys)
-    return json_answer(request, _native(created), status=201)
+    return json_answer(request, _native(gateway, created), status=201)
+
+
+async def attach_topic(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
+    """Have a topic that is one of a Kafka cluster, which others write to as well: 201, or 200 when it is attached so.
+    Durable when answered."""
+    check_accept(request)
+    shape = read_shape(AttachTopicBody, body, gateway)
+    name = request.match_info["topic"]
+    is_new = all(view.name != name for view in gateway.routes_table.topics())
+    view = await gateway.admin.attach_topic(name, Attachment(shape.broker, shape.name or name, shape.mirror_groups))
+    return json_answer(request, _native(gateway, view), status=201 if is_new else 200)
+
+
+async def detach_topic(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
+    """Have an attached topic no more: 204. The topic in Kafka, and its records, stay as they are; what groups have
+    committed here is gone."""
+    view = topic_in(gateway, request)
+    if gateway.routes_table.attached(view.topic_id) is None:
+        raise BrokerLacks(f"topic {view.name} is mq's own, and attached to nothing")
+    await gateway.admin.delete_topic(view.name)
+    return web.Response(status=204)
 
 
 def _check_selector(gateway: Gateway, shape: TopicSettings) -> None:
@@ -84,7 +105,7 @@ async def change_topic(gateway: Gateway, request: web.Request, body: bytes) -> w
         view = await gateway.admin.configure_topic(view.name, changes)
     if wanted is not None:
         view = await gateway.admin.grow_topic(view.name, wanted)
-    return json_answer(request, _native(view))
+    return json_answer(request, _native(gateway, view))
 
 
 async def admin_create_topic(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
@@ -114,7 +135,7 @@ async def list_topics(gateway: Gateway, request: web.Request, _: bytes) -> web.S
     """
     query = read_query(ListTopicsQuery, request, gateway)
     if not request.query_string:
-        rows = map(_native, await visible_topics(gateway, request))
+        rows = map(partial(_native, gateway), await visible_topics(gateway, request))
         return await packed(request, await list_answer(request, {}, "topics", rows))
     sort = query.sort or "name"
     views = await visible_topics(gateway, request, (query.q or "").lower())
@@ -139,7 +160,7 @@ async def list_topics(gateway: Gateway, request: web.Request, _: bytes) -> web.S
     )
     page = await aside(paged, is_long=len(views) > SORTED_IN_LOOP and sort != "name")
     now = await figures.of(page.rows)
-    listed = [_listed(view, now.by_id[view.topic_id]) for view in page.rows if view.topic_id in now.by_id]
+    listed = [_listed(gateway, view, now.by_id[view.topic_id]) for view in page.rows if view.topic_id in now.by_id]
     body = answers.TopicPage(
         next_cursor=page.next_cursor, total=page.total, topics=listed, missing_nodes=list(now.missing) or UNSET
     )
@@ -153,7 +174,7 @@ async def describe_topic(gateway: Gateway, request: web.Request, _: bytes) -> we
     figures, missing = await request.app[TOPIC_FIGURES].of([view])
     if view.topic_id not in figures:
         raise UnknownQueue(f"topic {view.name} does not exist")
-    listed = _listed(view, figures[view.topic_id])
+    listed = _listed(gateway, view, figures[view.topic_id])
     return lacking(json_answer(request, answers.TopicWithOffsets(**asdict(listed), offsets=offsets)), missing)
 
 
@@ -166,16 +187,18 @@ async def topic_offsets(gateway: Gateway, request: web.Request, _: bytes) -> web
     return json_answer(request, answers.TopicOffsets(view.name, str(view.topic_id), offsets))
 
 
-def _native(view: TopicView) -> answers.Topic:
+def _native(gateway: Gateway, view: TopicView) -> answers.Topic:
     shown = answers.Topic(view.name, view.topic_id, view.partitions, view.json_keys)
+    if (attached := gateway.routes_table.attached(view.topic_id)) is not None:
+        shown.attached = answers.Attached(attached.broker, attached.name, attached.mirror_groups)
     for name in CONFIG_NAMES:
         if (chosen := getattr(view.config, name)) is not None:
             setattr(shown, name, chosen)
     return shown
 
 
-def _listed(view: TopicView, figure: TopicFigure) -> answers.ListedTopic:
-    return answers.ListedTopic(**asdict(_native(view)), **figure._asdict())
+def _listed(gateway: Gateway, view: TopicView, figure: TopicFigure) -> answers.ListedTopic:
+    return answers.ListedTopic(**asdict(_native(gateway, view)), **figure._asdict())
 
 
 async def _offsets(

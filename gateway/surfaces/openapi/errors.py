@@ -57,7 +57,8 @@ MEANINGS: dict[int, str] = {
     40961: "Socket: the subscription cannot go on where it was; subscribe again.",
     40962: "Socket: hello is the first command, and comes once.",
     40963: "No light queues here: the index is in files, or the partition is, or was, on another broker.",
-    40964: "The Kafka cluster that the partition is on, or is to move to, cannot do this; the message says what. "
+    40964: "The Kafka cluster that the partition is on, is to move to, or is attached to, cannot do this; the message "
+    "says what. "
     "Nothing was stored.",
     40965: "The ticket is of another node of the cluster, which the message names.",
     41250: "`If-Match`: the partition ends elsewhere by now; `details` has where. Nothing was stored. Or the tokens or "
@@ -77,6 +78,7 @@ MEANINGS: dict[int, str] = {
     42950: "Too many topics, partitions, schedules (recurring ones too), remembered ids, streams, sockets, instances, "
     "tickets or leases; too many partitions move.",
     50002: "Stored bytes fail their check: never skipped, never served.",
+    50250: "The Kafka cluster of an attached topic has refused this; the message says why. Nothing was stored.",
     50350: "The server is starting, stopping, or stopped by an I/O error. Whether a send was stored is unknown then.",
     50351: "Too much waits to be written or to be taken, a group is being read, or the timer is behind: try again.",
     50750: "The disk is full: nothing was stored, reads go on.",

@@ -103,8 +103,8 @@ STATS_EVENT = obj(
 # What a route may answer because of what it touches.
 TOPIC = (40401,)
 PARTITION = (404, 40401, 40402)
-READS = (50002, 50350, 50351)
-WRITES = (50002, 50350, 50351, 50750)
+READS = (50002, 50250, 50350, 50351)
+WRITES = (50002, 50250, 50350, 50351, 50750)
 RECORDS = (422, 41350, 42250, 42251, 42950, 40402, 40954, 40963, 40964)
 IDEMPOTENCY = (400, 422, 42254, 42950, 40957)
 QUERY = (400, 422, 42253)
@@ -254,6 +254,17 @@ _OPS: dict[str, Operation] = {
         tag="Operations",
         answers={200: _json("A page of partitions.", ref("RoutePage"), "Vary", "Content-Encoding")},
         errors=(*QUERY, 40050, *TOPIC),
+    ),
+    "attach_topic": Operation(
+        tag="Operations",
+        body=_body(ref("AttachTopic")),
+        answers={201: _json("Attached.", ref("Topic")), 200: _json("It was.", ref("Topic"))},
+        errors=(400, 404, 40955, 40964, 422, *WRITES),
+    ),
+    "detach_topic": Operation(
+        tag="Operations",
+        answers={204: _nothing("It is a topic of Kafka's alone.")},
+        errors=(40964, *TOPIC, *WRITES),
     ),
     "move_partition": Operation(
         tag="Operations",

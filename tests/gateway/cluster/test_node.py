@@ -11,6 +11,7 @@ import pytest
 from gateway.api.cluster import GROUPS
 from gateway.brokers.base import BrokerUnreachable
 from gateway.brokers.kafka import broker as kafka_broker
+from gateway.brokers.kafka.attached import AttachedBroker
 from gateway.brokers.kafka.broker import KafkaBroker
 from gateway.brokers.kafka.port import TopicPlan
 from gateway.brokers.local import LocalBroker
@@ -30,6 +31,7 @@ from store.data_format import VERSION as DATA_VERSION
 from store.topics import FIRST_USER_TOPIC_ID, Topic, TopicConfig
 from tests.clock import FakeClock
 from tests.gateway.brokers.kafka.fake import FakeKafka, new_repeats
+from tests.gateway.brokers.kafka.fake_shared import FakeSharedKafka
 from tests.gateway.cluster.test_members import disk, own
 from tests.gateway.groups.coordinator.world import PlainTimer
 from tests.store.kit import open_store
@@ -38,23 +40,34 @@ ROOT = Path("/data")
 
 
 @asynccontextmanager
-async def joined(metadata: MemoryMetadata, kafka: FakeKafka | None = None) -> AsyncIterator[tuple[ClusterNode, Store]]:
-    """The only node of a cluster, and its store; perhaps with a Kafka cluster, on which topics begin."""
+async def joined(
+    metadata: MemoryMetadata,
+    kafka: FakeKafka | None = None,
+    *,
+    name: str = "n1",
+    shared: FakeSharedKafka | None = None,
+) -> AsyncIterator[tuple[ClusterNode, Store]]:
+    """A node of a cluster, and its store; perhaps with a Kafka cluster kafka1: `kafka`, on which topics begin, or
+    `shared`, in which others write."""
     files, clock, routes = disk(), FakeClock(), RouteTable()
     store = await open_store(files, clock=clock)
-    broker = LocalBroker(store, PlainTimer(store, clock), name="n1", on_topic=lambda _: None, on_deleted=lambda _: None)
-    brokers = {}
-    if kafka is not None:
+    broker = LocalBroker(store, PlainTimer(store, clock), name=name, on_topic=lambda _: None, on_deleted=lambda _: None)
+    brokers: dict[str, KafkaBroker] = {}
+    attached: dict[str, AttachedBroker] = {}
+    if (known := kafka or shared) is not None:
         brokers["kafka1"] = KafkaBroker(
-            "kafka1", kafka, clock, prefix="mq.", topic_of=routes.by_id,
+            "kafka1", known, clock, prefix="mq.", topic_of=routes.by_id,
             retention_ms_of=lambda topic_id: routes.by_id(topic_id).config.retention_ms or -1,
             on_doubt=lambda: None, repeats=new_repeats(), timer=broker,
         )  # fmt: skip
+    if shared is not None:
+        attached["kafka1"] = AttachedBroker("kafka1", shared, timer=broker)
     node = ClusterNode(
-        "n1", metadata, broker, Secret(b"s" * 16), store, routes, clock, on_topics=lambda: None, kafka=brokers
+        name, metadata, broker, Secret(b"s" * 16), store, routes, clock, on_topics=lambda: None,
+        kafka=brokers, attached=attached,
     )  # fmt: skip
-    node.default_broker = next(iter(brokers), None)
-    member = await join(metadata, ROOT, files, own("n1"), [], next_topic_id=FIRST_USER_TOPIC_ID)
+    node.default_broker = None if kafka is None else "kafka1"
+    member = await join(metadata, ROOT, files, own(name), [], next_topic_id=FIRST_USER_TOPIC_ID)
     node.cluster_id = member.cluster
     await node.begin()
     try:

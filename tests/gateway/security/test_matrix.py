@@ -181,6 +181,8 @@ DECLARED: dict[str, Permission] = {
     "GET /mq/v1/topics/{topic}/queues/{queue}": DESCRIBE,
     "GET /mq/v1/topics/{topic}/queues": DESCRIBE,
     "GET /mq/v1/topics/{topic}/routes": OPERATE,
+    "POST /mq/v1/topics/{topic}/attach": OPERATE,
+    "POST /mq/v1/topics/{topic}/detach": OPERATE,
     "POST /mq/v1/topics/{topic}/partitions/{partition}/move": OPERATE,
     "POST /mq/v1/topics/{topic}/partitions/{partition}/takeover": OPERATE,
     "GET /mq/v1/routes": OPERATE,

@@ -41,6 +41,7 @@ _BODIES: dict[str, type[Struct]] = {
     "NewTopic": topics.NewTopicBody,
     "BrokerChanges": topics.BrokerBody,
     "MovePartition": topics.MovePartitionBody,
+    "AttachTopic": topics.AttachTopicBody,
     "Takeover": topics.TakeoverBody,
     "TakePartition": topics.TakePartitionBody,
     "TopicChanges": topics.TopicChangesBody,
