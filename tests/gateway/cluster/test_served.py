@@ -46,6 +46,9 @@ LONG_ROUNDS = int(os.environ.get("MQ_CLUSTER_ROUNDS", "60"))
 class Nodes:
     """Servers of one cluster, and clients that use any of them."""
 
+    rest_s = 0.0
+    """How long senders, readers and movers rest between two requests."""
+
     def __init__(self, directory: Path, etcd: EtcdServer, http: aiohttp.ClientSession, random: Random) -> None:
         self._directory, self._http, self._random = directory, http, random
         (directory / "secret").write_bytes(b"the secret of served nodes in tests")
@@ -111,6 +114,7 @@ class Nodes:
             if status == 200 and (sent := answer["offsets"][0]).get("error_code") is None:
                 send.ok(_now_ms(), sent["offset"])
                 self.pauses_ms.append(_now_ms() - begun_ms)
+                await asyncio.sleep(self.rest_s)
             elif answer.get("error_code") == OVERLOADED:
                 send.fail(_now_ms())
                 await asyncio.sleep(0.01)
@@ -129,6 +133,7 @@ class Nodes:
                 continue
             self.history.read(partition, seen)
             offset = seen[-1].offset + 1 if seen else offset
+            await asyncio.sleep(self.rest_s)
 
     async def fetch(self, name: str, partition: int, offset: int, *, wait_ms: int = 0) -> list[Seen]:
         path = f"/topics/{TOPIC}/partitions/{partition}/records?offset={offset}&timeout={wait_ms}&format=json"
@@ -839,6 +844,10 @@ async def disturb(nodes: Linked, kind: str, name: str, random: Random) -> None:
     server, inward, to_etcd = nodes.servers[name], nodes.inward[name], nodes.to_etcd[name]
     if kind == "none":
         await asyncio.sleep(1)
+    elif kind == "kill":
+        await server.kill()
+        await asyncio.sleep(random.random())
+        await server.start()
     elif kind == "freeze":
         server.signal(signal.SIGSTOP)
         await asyncio.sleep(CUT_S)
@@ -874,7 +883,7 @@ async def link_faults(nodes: Linked, random: Random, kinds: Sequence[str]) -> No
             fault = asyncio.create_task(disturb(nodes, kind, random.choice(names), random))
             while not fault.done():
                 await nodes.move(random.randrange(PARTITIONS), random.choice(names))
-                await asyncio.sleep(0.2)
+                await asyncio.sleep(0.2 + 5 * nodes.rest_s)
             fault.result()
             await asyncio.wait(moves)
             for partition in range(PARTITIONS):
@@ -894,6 +903,18 @@ async def link_faults(nodes: Linked, random: Random, kinds: Sequence[str]) -> No
         member.cancel()
     counts = {group: len(taken) for group, taken in nodes.taken.items()}
     print(f"moves={nodes.moves} acknowledged={nodes.history.count(Outcome.OK)} taken={counts}")
+
+
+class Leisurely(Linked):
+    """A load that costs little: what it meets is the same."""
+
+    rest_s = 0.25
+
+
+async def test_three_nodes_lose_nothing_in_three_rounds_of_faults(tmp_path: Path, etcd: EtcdServer) -> None:
+    async with asyncio.timeout(4 * PATIENCE_S), served(tmp_path, etcd, Random(30), 3, Leisurely) as nodes:
+        assert isinstance(nodes, Linked)
+        await link_faults(nodes, Random(30), ["kill", "cut-answers", "cut-etcd"])
 
 
 @pytest.mark.matrix
