@@ -31,7 +31,7 @@ from gateway.brokers.kafka.codes import OFFSET_OUT_OF_RANGE, Stored, Verdict, ju
 from gateway.brokers.kafka.fencing import Batch, own_end
 from gateway.brokers.kafka.port import Fetched, Kafka, Refused, TopicDiffers, TopicPlan, Unreached
 from gateway.brokers.kafka.repeats import MARK, Repeats, decode_opening, encode_opening
-from gateway.brokers.kafka.writer import FENCE_HEADER, FENCES, GIVE_UP_S, PAUSE_S, Writer, fence_batch
+from gateway.brokers.kafka.writer import FENCE_HEADER, FENCES, GIVE_UP_S, PAUSE_S, SEQUENCES, Writer, fence_batch
 from store import record_batch
 from store.clock import Clock
 from store.dedup.ids import unpacked_queue
@@ -333,7 +333,7 @@ class KafkaBroker:
         end = since
         while end < until:
             fetched = await self._fetched(place, end, SCAN_BYTES)
-            batches = [_seen(batch, place.fence) for batch in record_batch.whole_batches(fetched.batches)]
+            batches = [_seen(batch, place) for batch in record_batch.whole_batches(fetched.batches)]
             batches = [batch for batch in batches if end <= batch.base_offset < until]
             if not batches or batches[0].base_offset != end:
                 break
@@ -547,7 +547,7 @@ class KafkaBroker:
                 continue
             if base_offset >= end or (entries and size + len(batch) > max_bytes):
                 break
-            if _seen(batch, place.fence).epoch is None:
+            if _seen(batch, place).epoch is None:
                 break
             entries.append(_entry(queue, topic, batch))
             size += len(batch)
@@ -717,13 +717,17 @@ def _marked(append: Append) -> Append:
     return replace(append, batch=record_batch.marked(append.batch, MARK, blocks))
 
 
-def _seen(batch: memoryview, fence: Fence) -> Batch:
-    """A batch of the log; without an epoch when it is not one of the producer, or is a fence."""
+def _seen(batch: memoryview, place: Place) -> Batch:
+    """A batch of the log; without an epoch when it is not one of the tenure, or is a fence. A tenure's numbers go with
+    its offsets: one whose number does not is a repeat that Kafka has stored once more, as it had forgotten the
+    producer, or lies behind a batch that was lost. None of these was acknowledged."""
     base_offset, next_offset = record_batch.offsets_of(batch)
     producer_id, epoch, first = record_batch.numbers_of(batch)
-    is_own = (producer_id, epoch) == (fence.producer_id, fence.epoch) and record_batch.is_of_records(batch)
+    is_own = (producer_id, epoch) == (place.fence.producer_id, place.fence.epoch)
+    is_own = is_own and record_batch.is_of_records(batch)
     is_fence = first < FENCES and next_offset == base_offset + 1 and is_own and _is_fence(batch)
-    return Batch(base_offset, next_offset - base_offset, epoch if is_own and not is_fence else None)
+    is_next = first == (FENCES + base_offset - place.start) % SEQUENCES
+    return Batch(base_offset, next_offset - base_offset, epoch if is_own and is_next and not is_fence else None)
 
 
 def _is_fence(batch: memoryview) -> bool:

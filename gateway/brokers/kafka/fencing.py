@@ -5,7 +5,8 @@ time. Whatever it forgets, a stranger's batch or a fence takes an offset, so an 
 
     position  an owner acknowledges only what lies where it must lie: behind what it has appended before
     order     and only when all that it has appended before is acknowledged
-    end       a segment ends at the first batch that is not its epoch's, at latest at the fence that seals it
+    end       a segment ends at the first batch that is not its epoch's, at latest at the fence that seals it. One that
+              lies where it must not is not, either: a log that has forgotten a batch stores its repeat once more
     read      of an open segment a reader shows what is its epoch's, and stops at the first batch that is not
 
 An owner that is in doubt says nothing more and takes its partition over anew.

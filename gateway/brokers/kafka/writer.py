@@ -8,7 +8,8 @@ order, so Kafka stores each batch once: it knows that many batches of a producer
 
 Invariants
     W1  what is acknowledged lies without a gap behind all that was acknowledged before (fencing.py)
-    W2  a batch gets its numbers and its offset when it is first sent, and keeps them; what was never sent has none
+    W2  a batch gets its numbers and its offset when it is first sent, and keeps them; what was never sent has none.
+        Number and offset go together: a copy of a batch at another offset is none of the tenure (broker.py)
     W3  a caller who is told that nothing was stored had a batch that was never sent
 """
 
@@ -46,6 +47,7 @@ DRAIN_S = 1.0
 
 PAUSE_S, PAUSE_MAX_S = 0.05, 1.0
 SEQUENCES = 1 << 31
+"""Numbers of a producer's records; behind the last one they begin anew."""
 
 FENCE_HEADER = "mq-fence"
 

@@ -189,6 +189,18 @@ async def test_another_node_takes_over_and_the_old_owner_acknowledges_nothing_mo
     assert await cluster.read_all("n2") == [b"a", b"b"]
 
 
+async def test_a_batch_that_is_stored_twice_as_kafka_has_forgotten_it_is_read_once(cluster: KafkaCluster) -> None:
+    await cluster.move("n1", "kafka1")
+    await cluster.send("n1", b"a")
+    cluster.kafka.script.extend(["forgotten", "forgotten"])
+    assert await cluster.sent("n1", b"b") is None, "it lies where it must not: nobody knows"
+    assert len([batch for _, batch in cluster.kafka.log(TOPIC, 0).batches if b"b" in batch[61:]]) > 1
+    await cluster.move("n2", "kafka1")
+    assert await cluster.send("n2", b"c") == 2
+    for via in NAMES:
+        assert await cluster.read_all(via) == [b"a", b"b", b"c"]
+
+
 async def test_how_far_a_partition_is_known_is_written_down_and_an_end_is_searched_from_there(
     cluster: KafkaCluster,
 ) -> None:
@@ -322,7 +334,7 @@ async def test_moves_that_stop_anywhere_are_finished_and_nothing_is_lost(cluster
     for number in range(60):
         what = random.random()
         if what < 0.6:
-            cluster.kafka.script.extend(random.choice([[], [], ["lost"], ["dropped"], [6]]))
+            cluster.kafka.script.extend(random.choice([[], [], ["lost"], ["forgotten"], ["dropped"], [6]]))
             value = b"%d" % (number if random.random() < 0.6 else random.randrange(number + 1))  # perhaps once more
             ids = Identity(message_ids=[value.zfill(ID_BYTES)])
             offset = await cluster.sent(random.choice(NAMES), value, ids)

@@ -75,8 +75,9 @@ class Log:
 
 
 class FakeKafka:
-    """`Kafka`. `script` has what becomes of the next batches: "lost" stores it and says nothing, "dropped" neither, a
-    number is answered and nothing is stored. `is_away`: nothing answers."""
+    """`Kafka`. `script` has what becomes of the next batches: "lost" stores it and says nothing, "forgotten" also
+    forgets all producers then, "dropped" neither stores nor says, a number is answered and nothing is stored.
+    `is_away`: nothing answers."""
 
     def __init__(self) -> None:
         self.logs: dict[tuple[str, int], Log] = {}
@@ -108,7 +109,9 @@ class FakeKafka:
         if (log := self.logs.get((topic, partition))) is None:
             return UNKNOWN_TOPIC
         outcome = log.append(batch, APPENDED_MS if self.clock is None else self.clock.now_ms())
-        return None if scripted == "lost" else outcome
+        if scripted == "forgotten":
+            log.producers.clear()
+        return None if scripted in ("lost", "forgotten") else outcome
 
     async def fetch(self, topic: str, partition: int, offset: int, *, max_bytes: int, wait_ms: int) -> Fetched:
         log = self._there(topic, partition)
