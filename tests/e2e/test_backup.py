@@ -120,7 +120,8 @@ async def test_a_backup_under_load_has_what_was_acknowledged_before_it_began_and
         clients = [asyncio.create_task(load.produce_for_ever()) for _ in range(PRODUCERS)]
         clients.append(asyncio.create_task(load.consume_for_ever()))
         first = tmp_path / "first"
-        await asyncio.sleep(1.5)
+        # The next one links files of the log that the first has in full; the newest is made before it is needed.
+        await until(lambda: len(list((data / "commitlog").iterdir())) > 2, pause_s=0.05)
         await done("backup", data, first)
         await asyncio.sleep(1)
         acknowledged, pending, settled = dict(load.acknowledged), set(load.pending), load.settled
