@@ -28,7 +28,16 @@ import orjson
 
 from gateway.brokers.base import AnswerLost
 from store import errors as store_errors
-from store.errors import AlreadyStored, Corrupt, MalformedBatch, NoLightQueues, OffsetMoved, StoreError, TooManyIds
+from store.errors import (
+    AlreadyStored,
+    BrokerRefuses,
+    Corrupt,
+    MalformedBatch,
+    NoLightQueues,
+    OffsetMoved,
+    StoreError,
+    TooManyIds,
+)
 from store.types import (
     Acks,
     Append,
@@ -275,6 +284,10 @@ _SPECIAL: dict[type[StoreError], tuple[Callable[[Any], list[Any]], Callable[[lis
     TooManyIds: (
         lambda error: [str(error), error.retry_after_ms],
         lambda args: TooManyIds(*args),
+    ),
+    BrokerRefuses: (
+        lambda error: [str(error), error.code],
+        lambda args: BrokerRefuses(*args),
     ),
     Corrupt: (
         lambda error: [error.path, error.position, error.reason],
