@@ -228,7 +228,8 @@ class ClusterNode:
         self._follower = ChainFollower(metadata, routes, self.broker_named, own=own)
         self._mover = Mover(metadata, self.broker_named, clock, home=self._home, own=name)
         self._slots = MoveSlots(metadata, name, moves_max)
-        self._attaching = Attaching(attached or {}, routes, self._nodes_first)
+        self.attached: Mapping[str, AttachedBroker] = attached or {}
+        self._attaching = Attaching(self.attached, routes, self._nodes_first)
         self._topics: dict[str, TopicRecord] = {}
         self._by_id: dict[int, TopicRecord] = {}
         self._topic_revisions: dict[str, int] = {}  # deleted ones too, until the watch tells of it

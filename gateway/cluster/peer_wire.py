@@ -28,7 +28,7 @@ import orjson
 
 from gateway.brokers.base import AnswerLost
 from store import errors as store_errors
-from store.errors import AlreadyStored, Corrupt, MalformedBatch, OffsetMoved, StoreError, TooManyIds
+from store.errors import AlreadyStored, BrokerRefuses, Corrupt, MalformedBatch, OffsetMoved, StoreError, TooManyIds
 from store.light_names import LightNames
 from store.types import (
     Acks,
@@ -315,6 +315,10 @@ _SPECIAL: dict[type[StoreError], tuple[Callable[[Any], list[Any]], Callable[[lis
     TooManyIds: (
         lambda error: [str(error), error.retry_after_ms],
         lambda args: TooManyIds(*args),
+    ),
+    BrokerRefuses: (
+        lambda error: [str(error), error.code],
+        lambda args: BrokerRefuses(*args),
     ),
     Corrupt: (
         lambda error: [error.path, error.position, error.reason],

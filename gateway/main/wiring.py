@@ -47,6 +47,7 @@ from gateway.main.application import build_application
 from gateway.main.clustering import belonging, checked, checked_kafka, clustered
 from gateway.main.file_handles import within_handles
 from gateway.main.garbage import calm_collector
+from gateway.main.group_mirror import GroupMirror
 from gateway.main.group_moves import GIVE_ERRORS, GroupMoves
 from gateway.main.group_shards import GroupShards
 from gateway.main.identity import cluster_id
@@ -211,6 +212,7 @@ async def run(
                 await group_moves.begin()
                 group_shards = GroupShards(groups, node, broker=config.cluster.groups_broker)
                 group_shards.begin()
+                group_mirror = GroupMirror(groups, admin.routes, node.attached)
                 gateway = belonging(gateway, groups, node, group_moves)
                 forwarder = Forwarder(node, None if tls is None else tls.trusting())
                 parts.push_async_callback(forwarder.close)
@@ -233,6 +235,8 @@ async def run(
         application[RECURRING] = recurring
         if node is not None:
             gateway.metrics.register(MoveCollector(node))
+            if node.attached:
+                gateway.metrics.register(group_mirror)
             node.answers[FIGURES] = partial(_topic_figures, application[TOPIC_FIGURES])
         if auth_reloader is not None:
             application[ACCESS_FILES] = AccessFiles(config.auth, clock, partial(auth_reloader.reload_told, trail))
@@ -267,6 +271,7 @@ async def run(
                     tasks.create_task(recurring_names.run(), name="names of recurring schedules"),
                     tasks.create_task(group_shards.run(), name="groups on Kafka"),
                     tasks.create_task(balancer.run(), name="balance"),
+                    tasks.create_task(group_mirror.run(), name="groups told to Kafka"),
                 ]
             limiter = ConnectionLimiter(config.limits, gateway.stats, clock.now_ms)
             ssl_context = None if tls is None else tls.context

@@ -14,7 +14,7 @@ from gateway.brokers.base import ALONE
 from gateway.codec.texts import TextCache
 from gateway.groups.protocol import Groups
 from gateway.main.metrics import Collector, registry_of
-from gateway.routing.base import Selector, TopicView
+from gateway.routing.base import Attachment, Selector, TopicView
 from gateway.routing.select import PartitionSelector
 from gateway.routing.table import RouteTable
 from gateway.routing.tail_watcher import TailWatcher
@@ -80,6 +80,7 @@ class FakeBroker:
         self.append_count = self.read_count = 0  # calls
         self.on_topic: Callable[[TopicView], None] = lambda topic: None
         self.on_deleted: Callable[[TopicView], None] = lambda topic: None
+        self.on_attached: Callable[[int, Attachment], None] = lambda topic_id, to: None
         self._topics: dict[str, FakeTopic] = {}
         self.watching: list[tuple[int, Callable[[Mapping[QueueKey, int]], None]]] = []
         self._position = 0
@@ -239,6 +240,11 @@ class FakeBroker:
         self.on_topic(topic)
         return topic
 
+    async def attach_topic(self, name: str, to: Attachment) -> FakeTopic:
+        topic = await self.create_topic(name, 2)
+        self.on_attached(topic.topic_id, to)
+        return topic
+
     async def configure_topic(self, name: str, changes: Changes) -> FakeTopic:
         self._raise()
         config = self._topics[name].config.changed(changes)
@@ -289,6 +295,7 @@ def fake_gateway(
     routes = RouteTable()
     broker.on_topic = lambda topic: routes.put(topic, broker)
     broker.on_deleted = routes.remove
+    broker.on_attached = routes.attachments.__setitem__
     config = build({"data": Path("unused"), **{name.replace("__", "."): value for name, value in settings.items()}})
     if limits is not None:
         config = replace(config, limits=limits)

@@ -470,6 +470,25 @@ class AttachedBroker:
         """See `Broker.schedule`: by the own timer, which delivers at least once."""
         return await self._timer.schedule(append, acks=acks, keys=keys)
 
+    # ---- groups ----------------------------------------------------------------------------------------------------
+
+    def as_kafka_has(self, topic_id: int, offsets: Mapping[int, int]) -> dict[int, int]:
+        """Committed offsets as Kafka's tools count: who has all that is shown is at Kafka's end."""
+        found = {}
+        for partition, offset in offsets.items():
+            known = self._known.get(QueueKey(topic_id, partition))
+            found[partition] = known.stable_end if known is not None and offset == known.end else offset
+        return found
+
+    async def commit(self, topic_id: int, group: str, offsets: Mapping[int, int]) -> None:
+        """Have Kafka know a group's offsets in a topic, by partition. Raises UnknownQueue, BrokerRefuses,
+        BrokerUnreachable."""
+        topic = self._topic(QueueKey(topic_id, 0))
+        try:
+            await self._kafka.commit(group, topic.kafka_name, offsets)
+        except (Unreached, Refused) as error:
+            raise self._error(error, topic.kafka_name) from error
+
     # ---- what is not done ------------------------------------------------------------------------------------------
 
     async def create_queue(self, queue: QueueKey) -> None:

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from aiokafka.client import AIOKafkaClient
+from aiokafka.protocol.commit import OffsetCommitRequest
+from aiokafka.protocol.coordination import FindCoordinatorRequest
 from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.protocol.metadata import MetadataRequest
 from aiokafka.protocol.offset import OffsetRequest
@@ -19,6 +21,8 @@ from gateway.brokers.kafka.port import Kafka, Refused, Unreached
 from store.errors import BrokerRefuses
 
 READ_COMMITTED = 1
+OF_GROUPS = 0
+NO_GENERATION = NO_RETENTION = -1
 FIRST_BATCH = 1
 """Bytes that are asked for where only the first batch counts, or nothing but the end."""
 
@@ -68,6 +72,10 @@ class SharedKafka(Kafka, Protocol):
 
     async def leave(self, topic: str) -> None:
         """Nothing of a topic is waited for any more."""
+        ...
+
+    async def commit(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
+        """Commit a group's offsets, by partition, as one who is no member of it."""
         ...
 
 
@@ -120,6 +128,19 @@ class SharedLinks(Links):
         """See `SharedKafka`."""
         if (client := self._clients.pop(_tails_of(topic), None)) is not None:
             await client.close()
+
+    async def commit(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
+        """See `SharedKafka`."""
+        client = await self._client("reads")
+        found = await self._asked(client, client.get_random_node(), FindCoordinatorRequest(group, OF_GROUPS))
+        if found.error_code != NONE:
+            raise Unreached(f"group {group} has no coordinator: Kafka's error {found.error_code}")
+        rows = [(partition, offset, "") for partition, offset in offsets.items()]
+        request = OffsetCommitRequest(group, NO_GENERATION, "", NO_RETENTION, [(topic, rows)])
+        [(_, answers)] = (await self._asked(client, found.coordinator_id, request)).topics
+        for _, code in answers:
+            if code != NONE:
+                raise Refused(code, f"offsets of group {group}")
 
     async def _offsets(self, topic: str, partitions: Sequence[int], time_ms: int) -> Mapping[int, int]:
         client = await self._client("reads")

@@ -14,6 +14,7 @@ from gateway.cluster import peer_wire
 from gateway.cluster.peer_wire import Batches, Frame, Frames, frame
 from store.errors import (
     AlreadyStored,
+    BrokerRefuses,
     Corrupt,
     OffsetMoved,
     Overloaded,
@@ -73,7 +74,7 @@ def test_a_message_that_is_not_understood_is_refused(message: bytes) -> None:
 
 ERRORS = [
     UnknownQueue("no such queue"), SealedQueue("sealed"), SequenceGap("gap"), TooManySchedules("full"),
-    OffsetMoved(3, 5), TooManyIds("many", 700), Corrupt("a/b", 7, "rot"),
+    OffsetMoved(3, 5), TooManyIds("many", 700), Corrupt("a/b", 7, "rot"), BrokerRefuses("no", 29),
     AlreadyStored([{0: Original(QUEUE, 5, 6, 7)}, {}, {1: Original(QUEUE, None, 1, 2, ScheduleKey(1, 2, 3))}]),
     ScheduleKeyTaken({0: ScheduleId(1, 2, 3), 4: None}),
 ]  # fmt: skip

@@ -105,13 +105,14 @@ class SharedLog(Log):
 
 
 class FakeSharedKafka(FakeKafka):
-    """`SharedKafka`. `refused`: topics to which mq's user has no right, and the code."""
+    """`SharedKafka`. `refused`: topics and groups to which mq's user has no right, and the code."""
 
     def __init__(self) -> None:
         super().__init__()
         self.refused: dict[str, int] = {}
         self.ends_asked = self.fetched = 0
         self.left: list[str] = []
+        self.commits: list[tuple[str, str, dict[int, int]]] = []
 
     def make(self, topic: str, partitions: int = 1) -> SharedLog:
         for partition in range(partitions):
@@ -184,6 +185,13 @@ class FakeSharedKafka(FakeKafka):
 
     async def leave(self, topic: str) -> None:
         self.left.append(topic)
+
+    async def commit(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
+        if self.is_away:
+            self._there(topic, 0)
+        if group in self.refused:
+            raise Refused(self.refused[group], group)
+        self.commits.append((group, topic, dict(offsets)))
 
     def _check(self, topic: str) -> None:
         if topic in self.refused:

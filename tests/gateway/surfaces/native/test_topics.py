@@ -5,14 +5,19 @@ from __future__ import annotations
 
 import pytest
 
+from gateway.brokers.local import LocalBroker
 from gateway.surfaces.http import caller
 from gateway.surfaces.http.context import Gateway
 from store import record_batch
+from store.errors import BrokerLacks
 from store.record_batch import Record
 from store.types import Acks, Append, QueueKey
-from tests.clock import START_MS
+from tests.clock import START_MS, FakeClock
 from tests.gateway.conftest import Client
 from tests.gateway.fake_broker import FakeBroker
+from tests.gateway.groups.coordinator.world import PlainTimer
+from tests.simdisk import SimDisk
+from tests.store.kit import open_store
 
 V2 = "application/vnd.kafka.v2+json"
 
@@ -246,3 +251,37 @@ async def test_the_form_of_keys_is_chosen_once(client: Client) -> None:
         assert (refused.status, message) == (422, 'json_keys: must be "raw" or "confluent"')
     refused = await client.patch("/mq/v1/topics/shared", json={"json_keys": "raw"})
     assert (refused.status, (await refused.json())["message"]) == (422, "Unrecognized field: json_keys")
+
+
+async def test_a_topic_of_kafka_says_whose_it_is_and_is_let_go_of(client: Client, broker: FakeBroker) -> None:
+    answer = await client.post("/mq/v1/topics/theirs/attach", json={"broker": "kafka1", "name": "prod.orders"})
+    attached = {"broker": "kafka1", "name": "prod.orders", "mirror_groups": False, "sends": "at_least_once"}
+    shown = {"topic": "theirs", "topic_id": 17, "partitions": 2, "json_keys": "raw", "attached": attached}
+    assert (answer.status, await answer.json()) == (201, shown)
+    again = await client.post("/mq/v1/topics/theirs/attach", json={"broker": "kafka1", "mirror_groups": True})
+    assert (again.status, (await again.json())["attached"]) == (
+        200, {"broker": "kafka1", "name": "theirs", "mirror_groups": True, "sends": "at_least_once"},
+    )  # fmt: skip
+    listed = await (await client.get("/mq/v1/topics")).json()
+    assert [one["topic"] for one in listed["topics"] if "attached" in one] == ["theirs"]
+    assert (await client.post("/mq/v1/topics/theirs/detach")).status == 204
+    assert (await client.get("/mq/v1/topics/theirs")).status == 404
+    own = await client.post("/mq/v1/topics/orders/detach")
+    assert (own.status, (await own.json())["error_code"]) == (409, 40964)
+
+
+@pytest.mark.parametrize(
+    "body", [{}, {"broker": ""}, {"broker": "k" * 33}, {"broker": "k", "name": "n" * 250}, {"broker": "k", "mirror": 1}]
+)
+async def test_what_cannot_be_attached_is_refused(client: Client, body: dict[str, object]) -> None:
+    assert (await client.post("/mq/v1/topics/theirs/attach", json=body)).status in (400, 422)
+    assert (await client.get("/mq/v1/topics/theirs")).status == 404
+
+
+async def test_a_server_without_a_kafka_cluster_attaches_nothing() -> None:
+    disk, clock = SimDisk(), FakeClock()
+    store = await open_store(disk, clock=clock)
+    broker = LocalBroker(store, PlainTimer(store, clock), name="n1", on_topic=lambda _: None, on_deleted=lambda _: None)
+    with pytest.raises(BrokerLacks, match="--broker"):
+        await broker.attach_topic("theirs", None, None)
+    await store.close()
