@@ -467,13 +467,13 @@ def plainly_sent(batch: Buffer) -> bytearray:
     return made
 
 
-def decode_sparse(batch: Buffer, *, bytes_max: int) -> list[DecodedRecord]:
+def decode_sparse(batch: Buffer, *, bytes_max: int) -> Iterator[DecodedRecord]:
     """The records of a batch from Kafka, of which there may be fewer than it has offsets, and which may unpack to
     `bytes_max`, if its CRC holds. Raises MalformedBatch, RecordTooLarge."""
     _check_crc(batch)
     plain = _inflate(batch, bytes_max) if _compression(batch) else batch
     try:
-        return list(DefaultRecordBatch(plain))
+        yield from DefaultRecordBatch(plain)
     except Exception as error:  # of many types, MemoryError among them
         raise MalformedBatch(f"its records do not decode: {error}") from error
 

@@ -16,7 +16,7 @@ import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -34,6 +34,7 @@ from store.types import Acks, Append, Appended, Boundary, Bounds, Entry, Exporte
 
 log = logging.getLogger(__name__)
 
+NEVER_S = float("-inf")
 ENDS_FRESH_S = 0.02
 """How long Kafka's ends of a topic are believed: of who asks for all partitions, the first asks Kafka."""
 
@@ -54,10 +55,12 @@ FOLLOW_AGAIN_S = 1.0
 
 
 class _Known(NamedTuple):
-    """An end of Kafka's, and the offset behind the last record that is shown before it."""
+    """An end of Kafka's, the offset behind the last record that is shown before it, and when it was known: an end that
+    was asked for later and is lower means that Kafka has lost records."""
 
     stable_end: int
     end: int
+    at_s: float
 
 
 class _Ahead(NamedTuple):
@@ -77,11 +80,18 @@ class _Topic:
     name: str
     kafka_name: str
     partitions: int
-    ends: Mapping[int, int]
-    ends_until_s: float
-    starts: Mapping[int, int]
-    starts_until_s: float
     asking: asyncio.Lock
+    ends: Mapping[int, int] = field(default_factory=dict)
+    ends_asked_s: float = NEVER_S
+    stored_s: float = NEVER_S
+    """When this node had stored something the last time: ends that were asked for before do not count."""
+
+    starts: Mapping[int, int] = field(default_factory=dict)
+    starts_asked_s: float = NEVER_S
+
+    def forget(self) -> None:
+        """Ask anew."""
+        self.ends_asked_s = self.starts_asked_s = NEVER_S
 
 
 class AttachedBroker:
@@ -125,12 +135,13 @@ class AttachedBroker:
     def attach(self, topic_id: int, name: str, kafka_name: str, partitions: int) -> None:
         """A topic is one of Kafka's, or has more partitions there."""
         if (known := self._topics.get(topic_id)) is not None:
-            known.partitions, known.ends_until_s, known.starts_until_s = partitions, 0.0, 0.0
+            known.partitions = partitions
+            known.forget()
             if (following := self._following.pop(topic_id, None)) is not None:
                 following.cancel()
                 self._follow_on(topic_id)
             return
-        self._topics[topic_id] = _Topic(name, kafka_name, partitions, {}, 0.0, {}, 0.0, asyncio.Lock())
+        self._topics[topic_id] = _Topic(name, kafka_name, partitions, asyncio.Lock())
 
     def detach(self, topic_id: int) -> None:
         """A topic is gone here. Kafka's stays."""
@@ -174,7 +185,7 @@ class AttachedBroker:
         try:
             await self._ask_bounds(topic)
             start, stable_end = topic.starts[queue.queue_id], topic.ends[queue.queue_id]
-            return Bounds(start, await self._end(queue, topic, start, stable_end))
+            return Bounds(start, await self._end(queue, topic, start, stable_end, topic.ends_asked_s))
         except (Unreached, Refused) as error:
             raise await self._error_of(error, topic) from error
 
@@ -185,26 +196,27 @@ class AttachedBroker:
     async def _ask_bounds(self, topic: _Topic) -> None:
         """Have bounds that are fresh, of all partitions: who asks meanwhile waits for the answer."""
         now_s = asyncio.get_running_loop().time
-        if topic.ends_until_s > now_s() < topic.starts_until_s:
-            return
         async with topic.asking:
             partitions = range(topic.partitions)
-            if topic.starts_until_s <= now_s():
+            if topic.starts_asked_s + STARTS_FRESH_S <= now_s():
+                asked_s = now_s()
                 topic.starts = await self._kafka.starts(topic.kafka_name, partitions)
-                topic.starts_until_s = now_s() + STARTS_FRESH_S
-            if topic.ends_until_s <= now_s():
+                topic.starts_asked_s = asked_s
+            if topic.ends_asked_s <= max(now_s() - ENDS_FRESH_S, topic.stored_s):
                 asked_s = now_s()
                 topic.ends = await self._kafka.stable_ends(topic.kafka_name, partitions)
-                topic.ends_until_s = asked_s + ENDS_FRESH_S
+                topic.ends_asked_s = asked_s
 
-    async def _end(self, queue: QueueKey, topic: _Topic, start: int, stable_end: int) -> int:
-        """The offset behind the last record that is shown. Raises Unreached, Refused, and what opening raises."""
+    async def _end(self, queue: QueueKey, topic: _Topic, start: int, stable_end: int, asked_s: float) -> int:
+        """The offset behind the last record that is shown, when Kafka's end was that. Raises Unreached, Refused, and
+        what opening raises."""
         async with self._looking.setdefault(queue, asyncio.Lock()):
             known = self._known.get(queue)
-            if known is not None and known.stable_end == stable_end:
-                return max(start, known.end)
-            if known is None or known.stable_end > stable_end:  # Kafka has lost some
-                known = _Known(start, start)
+            if known is not None and known.stable_end >= stable_end:
+                if known.stable_end == stable_end or known.at_s >= asked_s:
+                    return max(start, known.end)
+                known = None  # Kafka has lost some
+            known = known or _Known(start, start, asked_s)
             low, back = max(start, known.stable_end), 1
             end: int | None = None
             while end is None and low < stable_end:
@@ -213,7 +225,7 @@ class AttachedBroker:
                 if at == low:
                     break
                 back *= LOOK_FACTOR
-            self._note_end(queue, stable_end, known.end if end is None else end)
+            self._known[queue] = _Known(stable_end, known.end if end is None else end, asked_s)
             return max(start, self._known[queue].end)
 
     async def _last_shown(self, queue: QueueKey, topic: _Topic, offset: int, stable_end: int) -> int | None:
@@ -226,11 +238,6 @@ class AttachedBroker:
                 end = min(found.shown[-1].next_offset, stable_end)
             offset = found.next_offset
         return end
-
-    def _note_end(self, queue: QueueKey, stable_end: int, end: int) -> None:
-        known = self._known.get(queue)
-        if known is None or stable_end != known.stable_end:
-            self._known[queue] = _Known(stable_end, end)
 
     async def offset_for_time(self, queue: QueueKey, time_ms: int, boundary: Boundary) -> int:
         """See `Broker.offset_for_time`; by Kafka's times of records. DATED: the first offset."""
@@ -296,12 +303,14 @@ class AttachedBroker:
                     return found
                 offset = ahead.stop
                 continue
+            asked_s = asyncio.get_running_loop().time()
             got, stable_end = await self._opened(queue, topic, offset, max_bytes)
             entries = [_entry(queue, topic.name, one) for one in got.shown]
             if entries:
-                if got.next_offset == stable_end:
-                    self._note_end(queue, stable_end, entries[-1].next_offset)
-                self._keep_ahead(queue, offset, got.next_offset, entries)
+                known = self._known.get(queue)
+                if got.next_offset == stable_end and (known is None or known.stable_end < stable_end):
+                    self._known[queue] = _Known(stable_end, entries[-1].next_offset, asked_s)
+                self._keep_ahead(queue, offset, got.next_offset, entries, max_bytes)
                 return entries
             offset = got.next_offset
         return []
@@ -324,11 +333,11 @@ class AttachedBroker:
             await asyncio.sleep(PAUSE_S)
         raise Unreached(f"{where} does not show offset {offset} yet")
 
-    def _keep_ahead(self, queue: QueueKey, start: int, stop: int, entries: Sequence[Entry]) -> None:
+    def _keep_ahead(self, queue: QueueKey, start: int, stop: int, entries: Sequence[Entry], max_bytes: int) -> None:
         self._forget_ahead(queue)
-        if all(one.next_offset == other.base_offset for one, other in pairwise(entries)):
-            return  # read on from where the read ends
         size = sum(entry.size for entry in entries)
+        if size <= max_bytes and all(one.next_offset == other.base_offset for one, other in pairwise(entries)):
+            return  # the read has it all
         until_s = asyncio.get_running_loop().time() + AHEAD_S
         self._ahead[queue] = _Ahead(start, stop, entries, size, until_s)
         self._ahead_bytes += size
@@ -377,25 +386,27 @@ class AttachedBroker:
     async def _follow(self, topic_id: int) -> None:
         """Tell of a topic's ends until cancelled."""
         is_away = False
+        told: dict[QueueKey, int] = {}
         kafka_name = ""
         try:
             while (topic := self._topics.get(topic_id)) is not None:
                 kafka_name = topic.kafka_name
                 try:
                     partitions = range(topic.partitions)
+                    asked_s = asyncio.get_running_loop().time()
                     ends = await self._kafka.stable_ends(kafka_name, partitions)
-                    await self._tell(topic_id, topic, ends)
+                    await self._tell(topic_id, topic, ends, asked_s, told)
                     is_away = False
                     async with asyncio.TaskGroup() as tasks:
                         for led in await self._kafka.by_leader(kafka_name, partitions):
-                            tasks.create_task(
-                                self._follow_some(topic_id, topic, {partition: ends[partition] for partition in led})
-                            )
+                            its = {partition: ends[partition] for partition in led}
+                            tasks.create_task(self._follow_some(topic_id, topic, its, told))
                 except* (Unreached, Refused, StoreError) as errors:
                     if not is_away:
                         log.warning("ends in Kafka cannot be told topic=%s error=%s", kafka_name, errors.exceptions[0])
                         self._wake(topic_id, {})
                     is_away = True
+                    told.clear()
                 await asyncio.sleep(FOLLOW_AGAIN_S if is_away else 0)
         finally:
             if kafka_name and not any(one.kafka_name == kafka_name for one in self._followed()):
@@ -404,21 +415,29 @@ class AttachedBroker:
     def _followed(self) -> list[_Topic]:
         return [self._topics[topic_id] for topic_id in self._following if topic_id in self._topics]
 
-    async def _follow_some(self, topic_id: int, topic: _Topic, ends: Mapping[int, int]) -> None:
+    async def _follow_some(
+        self, topic_id: int, topic: _Topic, ends: Mapping[int, int], told: dict[QueueKey, int]
+    ) -> None:
         while self._topics.get(topic_id) is topic:
-            told = await self._kafka.wait_for_more(topic.kafka_name, ends, wait_ms=FOLLOW_WAIT_MS)
-            if told != ends:
-                ends = told
-                await self._tell(topic_id, topic, ends)
+            asked_s = asyncio.get_running_loop().time()
+            now = await self._kafka.wait_for_more(topic.kafka_name, ends, wait_ms=FOLLOW_WAIT_MS)
+            if now != ends:
+                ends = now
+                await self._tell(topic_id, topic, ends, asked_s, told)
 
-    async def _tell(self, topic_id: int, topic: _Topic, ends: Mapping[int, int]) -> None:
-        """Wake who waits, of partitions where records are shown that were not."""
+    async def _tell(
+        self, topic_id: int, topic: _Topic, ends: Mapping[int, int], asked_s: float, told: dict[QueueKey, int]
+    ) -> None:
+        """Wake who waits, of partitions where more is shown than was told."""
         changed: dict[QueueKey, int] = {}
         for partition, stable_end in ends.items():
             queue = QueueKey(topic_id, partition)
-            changed[queue] = await self._end(queue, topic, topic.starts.get(partition, 0), stable_end)
-        topic.ends_until_s = 0.0
-        self._wake(topic_id, changed)
+            end = await self._end(queue, topic, topic.starts.get(partition, 0), stable_end, asked_s)
+            if told.get(queue) != end:
+                told[queue] = changed[queue] = end
+        topic.ends_asked_s = NEVER_S
+        if changed:
+            self._wake(topic_id, changed)
 
     # ---- appends ---------------------------------------------------------------------------------------------------
 
@@ -447,10 +466,10 @@ class AttachedBroker:
     def _writer(self, queue: QueueKey) -> AttachedWriter:
         writer = self._writers.get(queue)
         if writer is None or not writer.is_serving:
-            topic = self._topic(queue)
+            topic, loop = self._topic(queue), asyncio.get_running_loop()
 
             def on_stored(_end: int) -> None:
-                topic.ends_until_s = 0.0  # who asks now finds it
+                topic.stored_s = loop.time()  # who asks now finds it
 
             def on_over() -> None:
                 if self._writers.get(queue) is made:
@@ -518,7 +537,7 @@ class AttachedBroker:
         """What to say of an error of the cluster about a topic: that it is gone, if it is."""
         for queue in [queue for queue in self._ahead if self._topics.get(queue.topic_id) is topic]:
             self._forget_ahead(queue)
-        topic.starts_until_s = topic.ends_until_s = 0.0
+        topic.forget()
         if isinstance(error, Refused) and error.code not in OF_THE_MOMENT:
             return self._error(error, topic.kafka_name)
         try:

@@ -8,6 +8,7 @@ begins another one.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import ClassVar, TypeVar
 
@@ -27,6 +28,9 @@ from gateway.brokers.kafka.writer import Writer
 from store.errors import RecordTooLarge, StoreError
 
 T = TypeVar("T")
+
+LOOK_S = 1.0
+"""How long it is looked whether the topic is there, before what was not stored is sent again."""
 
 
 class _AnyPlace(Tenure[T]):
@@ -74,10 +78,11 @@ class AttachedWriter(Writer):
 
     async def _pause(self, pause_s: float) -> None:
         try:
-            await self._shared.partition_count(self._topic)
+            async with asyncio.timeout(LOOK_S):
+                await self._shared.partition_count(self._topic)
         except Refused as error:
             self._end(self._refusal(error.code))
-        except Unreached:
+        except (Unreached, TimeoutError):
             pass  # callers are told in time
         await super()._pause(pause_s)
 

@@ -29,6 +29,9 @@ from store.record_batch import DecodedRecord, Record
 FOREIGN_BYTES_MAX = 64 * MiB
 """What a compressed batch of others may unpack to."""
 
+SHOWN_BYTES_MAX = 8 * MiB
+"""Of what is made of one fetch at a time."""
+
 _MAGIC_AT = 16
 _MAGIC = struct.Struct(">b")
 _OLDEST_MAGIC = 2
@@ -53,23 +56,27 @@ class Opened(NamedTuple):
     next_offset: int
 
 
-def opened(body: bytes, offset: int, aborted: Sequence[tuple[int, int]], *, where: str) -> Opened:
-    """What is to be shown of batches laid end to end, the last of which may be cut short, fetched from an offset on.
-    `aborted`: the producer and the first offset of each transaction there that was aborted. `where`: the partition, for
-    people. What cannot be shown is an error when nothing is before it, else the end: Corrupt; RecordTooLarge for a
-    record that no batch has room for; BrokerLacks for the old message formats."""
+def opened(
+    body: bytes, offset: int, aborted: Sequence[tuple[int, int]], *, where: str, bytes_max: int = SHOWN_BYTES_MAX
+) -> Opened:
+    """What is to be shown of batches laid end to end, the last of which may be cut short, fetched from an offset on: up
+    to `bytes_max`, at least one batch. `aborted`: the producer and the first offset of each transaction there that was
+    aborted. `where`: the partition, for people. What cannot be shown is an error when nothing is before it, else the
+    end: Corrupt; RecordTooLarge for a record that no batch has room for; BrokerLacks for the old message formats."""
     shown: list[Shown] = []
-    next_offset = offset
+    next_offset, size = offset, 0
     try:
         for batch, is_committed in _judged(_batches(body, where), aborted):
             base_offset, following = record_batch.offsets_of(batch)
             if following <= offset:
                 continue
             if is_committed and record_batch.record_count(batch):
-                for one in _shown(batch, base_offset, following, where):
-                    if one.next_offset > offset:
-                        shown.append(one)
-                        next_offset = one.next_offset
+                for one in _shown(batch, max(base_offset, offset), where):
+                    if size >= bytes_max:
+                        return Opened(shown, next_offset)
+                    shown.append(one)
+                    next_offset = one.next_offset
+                    size += len(one.batch)
             next_offset = following
     except StoreError:
         if not shown:
@@ -121,10 +128,11 @@ def _judged(batches: Iterator[memoryview], aborted: Sequence[tuple[int, int]]) -
             yield batch, not (record_batch.is_transactional(batch) and producer_id in producers)
 
 
-def _shown(batch: memoryview, base_offset: int, next_offset: int, where: str) -> Iterator[Shown]:
-    count = record_batch.record_count(batch)
+def _shown(batch: memoryview, offset: int, where: str) -> Iterator[Shown]:
+    """What of a batch is shown, from an offset on."""
+    base_offset, next_offset = record_batch.offsets_of(batch)
     try:
-        if count == next_offset - base_offset <= BATCH_RECORDS_MAX:
+        if record_batch.record_count(batch) == next_offset - base_offset <= BATCH_RECORDS_MAX:
             try:
                 plain = record_batch.plainly_sent(batch)
                 record_batch.check(plain)
@@ -134,24 +142,28 @@ def _shown(batch: memoryview, base_offset: int, next_offset: int, where: str) ->
                 yield Shown(base_offset, next_offset, plain)
                 return
         records = record_batch.decode_sparse(batch, bytes_max=FOREIGN_BYTES_MAX)
+        for run in _runs(record for record in records if record.offset >= offset):
+            yield from _packed(run)
     except MalformedBatch as error:
         raise Corrupt(where, base_offset, str(error)) from error
     except RecordTooLarge as error:
-        raise RecordTooLarge(f"{where}, the batch at offset {base_offset}: {error}") from error
-    for run in _runs(records):
-        yield from _packed(run, where)
+        raise RecordTooLarge(f"{where}, the batch at offset {base_offset}: {error}; read on behind it") from error
 
 
-def _runs(records: Sequence[DecodedRecord]) -> Iterator[Sequence[DecodedRecord]]:
-    """Records that follow each other, offset by offset."""
-    first = 0
-    for at in range(1, len(records) + 1):
-        if at == len(records) or records[at].offset != records[at - 1].offset + 1:
-            yield records[first:at]
-            first = at
+def _runs(records: Iterator[DecodedRecord]) -> Iterator[Sequence[DecodedRecord]]:
+    """Records that follow each other, offset by offset, as many as a batch may have: of a large batch never all are
+    in memory."""
+    run: list[DecodedRecord] = []
+    for record in records:
+        if run and (record.offset != run[-1].offset + 1 or len(run) == BATCH_RECORDS_MAX):
+            yield run
+            run = []
+        run.append(record)
+    if run:
+        yield run
 
 
-def _packed(run: Sequence[DecodedRecord], where: str) -> Iterator[Shown]:
+def _packed(run: Sequence[DecodedRecord]) -> Iterator[Shown]:
     """Records in as few batches as hold them. Raises RecordTooLarge."""
     while run:
         records = [Record(one.key, one.value, one.timestamp, one.headers) for one in run]
@@ -160,8 +172,7 @@ def _packed(run: Sequence[DecodedRecord], where: str) -> Iterator[Shown]:
             batch, count = record_batch.at_once(record_batch.encode_most_in_steps(records))
         except RecordTooLarge as error:
             raise RecordTooLarge(
-                f"{where} has a record at offset {base_offset} that is larger than a batch may be,"
-                f" {BATCH_BYTES_MAX} bytes: read on behind it"
+                f"the record at offset {base_offset} is larger than a batch may be, {BATCH_BYTES_MAX} bytes"
             ) from error
         yield Shown(base_offset, base_offset + count, record_batch.with_base_offset(batch, base_offset))
         run = run[count:]

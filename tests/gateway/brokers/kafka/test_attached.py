@@ -211,6 +211,47 @@ def _at(offset: int, batch: bytearray) -> bytearray:
     return record_batch.with_base_offset(batch, offset)
 
 
+async def test_ends_that_are_believed_for_a_moment_never_go_back_and_have_ones_own_sends(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ENDS_FRESH_S", 60.0)
+    world.log.send((None, b"0"))
+    assert (await world.broker.bounds(QUEUE)).max_offset == 1
+    world.log.send((None, b"1"))
+    assert (await world.broker.bounds(QUEUE)).max_offset == 1
+    assert (await world.broker.read(QUEUE, 0, max_bytes=1000)).next_offset == 2
+    assert (await world.broker.bounds(QUEUE)).max_offset == 2
+    assert (await send(world, b"2")).base_offset == 2
+    assert (await world.broker.bounds(QUEUE)).max_offset == 3
+
+
+async def test_records_that_kafka_has_lost_are_not_there_any_more(world: World) -> None:
+    told: list[Mapping[QueueKey, int]] = []
+    world.log.send((None, b"0"))
+    world.log.send((None, b"1"))
+    world.broker.watch(TOPIC_ID, told.append)
+    await until(lambda: told and told[-1].get(QUEUE) == 2)
+    del world.log.batches[1]
+    world.log.end = 1
+    assert await world.broker.bounds(QUEUE) == Bounds(0, 1)
+    assert (await world.broker.read(QUEUE, 2, max_bytes=1)).status is ReadStatus.TOO_LARGE
+    await until(lambda: told[-1].get(QUEUE) == 1)
+    world.log.send((None, b"another"))
+    assert await world.read_all(1) == [(1, b"another")]
+    await until(lambda: told[-1].get(QUEUE) == 2)
+
+
+async def test_who_waits_is_told_of_what_comes_behind_an_end_that_was_asked_for_meanwhile(world: World) -> None:
+    told: list[Mapping[QueueKey, int]] = []
+    world.broker.watch(TOPIC_ID, told.append)
+    await until(lambda: told)
+    for _ in range(20):
+        await world.broker.bounds(QUEUE)
+        world.log.send((None, b"x"))
+        await world.broker.bounds(QUEUE)
+        await until(lambda: told[-1] == {QUEUE: world.log.end})
+
+
 async def test_times_are_searched_by_kafkas_own(world: World) -> None:
     for time_ms in (10, 20, 30):
         world.log.put(foreign_batch({0: (None, b"x")}, time_ms=time_ms))
@@ -235,7 +276,7 @@ async def test_who_waits_is_told_of_records_and_not_of_the_marks_of_transactions
     world.log.put(foreign_batch({0: (b"t", b"t")}, producer_id=5, is_transactional=True))
     world.log.end_transaction(5, commit=False)
     await asyncio.sleep(0.05)
-    assert {one.get(QUEUE) for one in told} == {0, 1}
+    assert [one.get(QUEUE) for one in told] == [0, 1]
     call_off()
     await until(lambda: world.kafka.left == [NAME])
 

@@ -144,6 +144,23 @@ def test_what_unpacks_to_more_than_a_batch_may_have_is_shown_as_several() -> Non
     assert records(all_of(log, middle))[0][0] == middle
 
 
+def test_no_more_is_made_of_a_fetch_than_is_asked_for_and_the_next_one_goes_on_there() -> None:
+    rows: dict[int, Row] = {2 * n: (b"%d" % n, b"x" * 100) for n in range(50)}
+    log = SharedLog()
+    log.put(foreign_batch(rows, codec=ZSTD))
+    log.send((None, b"last"))
+    body = b"".join(batch for _, batch in log.batches)
+    size = len(opened(body, 0, [], where="here", bytes_max=1).shown[0].batch)
+    offset, seen, counts = 0, [], set()
+    while offset < log.end:
+        found = opened(body, offset, [], where="here", bytes_max=2 * size)
+        counts.add(len(found.shown))
+        seen += records(found)
+        offset = found.next_offset
+    assert seen == [(at, *row) for at, row in rows.items()] + [(99, None, b"last")]
+    assert max(counts) == 2
+
+
 def test_a_batch_of_too_many_records_is_shown_as_several() -> None:
     for count in (BATCH_RECORDS_MAX, BATCH_RECORDS_MAX + 1):
         log = SharedLog()
