@@ -23,7 +23,7 @@ from hypothesis import settings
 from xdist.scheduler import LoadFileScheduling
 from xdist.workermanage import WorkerController
 
-from tests import contract, fork_server
+from tests import contract, fork_server, kafka_only
 
 settings.register_profile("mq", deadline=None, print_blob=True, derandomize=bool(os.environ.get("CI")))
 settings.load_profile("mq")
@@ -40,6 +40,17 @@ sys.dont_write_bytecode = False
 # A server refuses settings that it does not know, so what the tests start must not inherit this one. Workers do.
 if "MQ_NO_SKIP" in os.environ:
     os.environ["PYTEST_NO_SKIP"] = os.environ.pop("MQ_NO_SKIP")
+
+
+kafka_only.take_from_environment()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def kafka_is_the_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    if kafka_only.is_asked_for():
+        yield from kafka_only.serving(tmp_path_factory.mktemp("kafka"))
+    else:
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -62,6 +73,7 @@ SLOW_FIRST = (*WAITING, "properties", "timer", "crash")
 COMPUTING_SHARE = 3
 """One in so many workers takes the other files first."""
 
+LEFT_OUT = pytest.StashKey[list[str]]()
 MUTANT = "::test_every_mutant_is_killed["
 Report = TypeVar("Report", pytest.CollectReport, pytest.TestReport)
 
@@ -96,8 +108,12 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
     return _insisted((yield))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """What takes long first: side by side, no worker then waits for one file at the end."""
+    if kafka_only.is_asked_for() and (out := kafka_only.left_out(items)):
+        items[:] = [item for item in items if item not in out]
+        config.hook.pytest_deselected(items=list(out))
+        config.stash[LEFT_OUT] = [f"{item.nodeid}: {reason}" for item, reason in out.items()]
     last = len(SLOW_FIRST)
     items.sort(
         key=lambda item: min((SLOW_FIRST.index(part) for part in item.path.parts if part in SLOW_FIRST), default=last)
@@ -147,7 +163,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> FilesByKi
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """How many mutants were killed, where some were tried (tests/crash/test_mutants.py)."""
+    """How many mutants were killed, where some were tried (tests/crash/test_mutants.py); what was left out."""
+    if told := terminalreporter.config.stash.get(LEFT_OUT, None):
+        terminalreporter.section("not with Kafka as the only broker")
+        for line in told:
+            terminalreporter.line(line)
     tried = {
         outcome: [report.nodeid for report in terminalreporter.getreports(outcome) if MUTANT in report.nodeid]
         for outcome in ("passed", "failed")

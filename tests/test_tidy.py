@@ -44,7 +44,6 @@ TESTED_THROUGH_OTHERS = {
     "gateway.cluster.peer_link": "gateway/surfaces/peer/test_server.py",
     "gateway.codec.topic_configs": "gateway/surfaces/native/test_topics.py",
     "gateway.groups.coordinator.light_offsets": "gateway/surfaces/ws/test_light.py",
-    "gateway.main.clustering": "gateway/cluster/test_served.py",
     "gateway.main.group_moves": "gateway/cluster/test_served.py",
     "gateway.main.joined": "gateway/cluster/test_served.py",
     "gateway.main.readings": "gateway/surfaces/native/test_stats.py",

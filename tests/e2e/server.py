@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from tests.fork_server import DIES_WITH_US, REPOSITORY
@@ -26,6 +26,9 @@ SMALL_FILES = {
 class Server:
     """`mq serve` as a process of its own."""
 
+    more: Callable[[Path, Mapping[str, str]], Mapping[str, str]] = staticmethod(lambda _data, _given: {})
+    """Settings that a run of the tests adds, by a server's data directory and own settings (tests/kafka_only.py)."""
+
     def __init__(
         self, data: Path, environment: dict[str, str] | None = None, *, port: int = 0, under: Sequence[str] = ()
     ) -> None:
@@ -43,6 +46,7 @@ class Server:
         given = () if self._environment.get("MQ_CLUSTER_JOIN") else ("--data", str(self._data))
         errors = (self._data.parent / "server.log").open("ab")
         environment = {name: value for name, value in os.environ.items() if not name.startswith("MQ_")}
+        environment |= self.more(self._data, self._environment)
         self._process = await asyncio.create_subprocess_exec(
             *DIES_WITH_US, *self._under,
             sys.executable, "-m", "gateway", "serve", *given, "--port", str(self._port),

@@ -107,6 +107,7 @@ async def everything(server: Server, session: aiohttp.ClientSession) -> Stored:
     return found
 
 
+@pytest.mark.embedded("copies files of the node's own log")
 async def test_a_backup_under_load_has_what_was_acknowledged_before_it_began_and_restores(
     tmp_path: Path, session: aiohttp.ClientSession
 ) -> None:

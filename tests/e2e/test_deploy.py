@@ -156,6 +156,7 @@ def test_every_metric_of_an_alert_is_on_the_dashboard_and_every_alert_is_tested(
     assert {name for name in alerts if f'alertname="{name}"' not in tested} == set()
 
 
+@pytest.mark.embedded("copies files of the node's own log")
 async def test_the_backup_script_links_what_the_last_one_has_and_removes_old_ones(tmp_path: Path) -> None:
     data, backups = tmp_path / "data", tmp_path / "backups"
     backups.mkdir()

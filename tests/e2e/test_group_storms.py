@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import aiohttp
+import pytest
 
 from tests.e2e.server import Server
 from tests.fork_server import EXECUTED
@@ -169,6 +170,7 @@ def sockets(count: int, group_count: int, mode: str) -> Work:
 MiB = 2**20
 
 
+@pytest.mark.embedded("its 4,096 partitions take minutes to be made on a Kafka of one small process")
 async def test_many_groups_in_many_partitions_take_little(tmp_path: Path) -> None:
     async with serving(tmp_path, 4) as server:
         figures = await storm(server, receives(40, 4))

@@ -334,6 +334,7 @@ async def test_nothing_acknowledged_is_lost_when_the_server_is_killed(own_kafka:
     )  # once each: an idempotent producer's repeats are known after a crash, too
 
 
+@pytest.mark.embedded("offsets are looked up by the time of the append on a Kafka cluster")
 async def test_offsets_by_the_records_own_time_whatever_it_is(kafka: Kafka) -> None:
     """A day ahead, and behind; the latest time of all (KIP-734), which is the first one's of two, and no tiers."""
     await kafka.create("dated", 1)
@@ -462,6 +463,7 @@ async def test_offsets_are_taken_back_but_not_where_a_member_consumes(kafka: Kaf
     assert await asyncio.to_thread(offsets_of, "left-alone") == {0: 5}
 
 
+@pytest.mark.embedded("delayed records with ids are refused on a Kafka cluster")
 async def test_headers_delay_records_where_the_topic_says_so(kafka: Kafka) -> None:
     await kafka.create("later", 1, mq_headers="true")
     await kafka.create("sooner", 1)
@@ -517,6 +519,7 @@ async def test_headers_delay_records_where_the_topic_says_so(kafka: Kafka) -> No
         assert (await answer.json())["mq_headers"] is True
 
 
+@pytest.mark.embedded("light queues are refused on a Kafka cluster")
 async def test_a_header_puts_records_into_light_queues(tmp_path: Path, kafka: Kafka) -> None:
     def produced(one: Kafka, *headers: tuple[str, bytes]) -> str | None:
         found: list[str | None] = []

@@ -443,6 +443,7 @@ def _has_done(done: Any, count: int) -> bool:
 
 
 @pytest.mark.behaviour(49)
+@pytest.mark.embedded("light queues are refused on a Kafka cluster")
 async def test_an_inbox_goes_on_over_a_kill_and_a_device_where_it_was(tmp_path: Path) -> None:
     rocksdb = {"MQ_STORE_INDEX": "rocksdb"}
     server = Server(tmp_path / "data", rocksdb)
@@ -483,6 +484,7 @@ async def test_an_inbox_goes_on_over_a_kill_and_a_device_where_it_was(tmp_path: 
         await server.end()
 
 
+@pytest.mark.embedded("light queues are refused on a Kafka cluster")
 async def test_records_of_an_inbox_are_leased_and_tried_again_over_a_kill(tmp_path: Path) -> None:
     rocksdb = {"MQ_STORE_INDEX": "rocksdb"}
     server = Server(tmp_path / "data", rocksdb)

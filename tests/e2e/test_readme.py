@@ -130,12 +130,18 @@ async def test_what_it_types_at_a_shell_does_what_it_says(server: Server) -> Non
     assert "yes" in await printed([str(BIN / "mq"), *status.split()[1:]], "delayed", env=environment)
 
 
+def marks_of(code: str) -> list[pytest.MarkDecorator]:
+    """Of the test of a block of Python."""
+    spark = [pytest.mark.matrix] if "spark" in code else []
+    delays = (
+        [pytest.mark.embedded("delayed records with ids are refused on a Kafka cluster")] if "delay=" in code else []
+    )
+    return [*spark, *delays]
+
+
 @pytest.mark.parametrize(
     "code",
-    [
-        pytest.param(code, id=code.splitlines()[0], marks=pytest.mark.matrix if "spark" in code else ())
-        for code in blocks("python")
-    ],
+    [pytest.param(code, id=code.splitlines()[0], marks=marks_of(code)) for code in blocks("python")],
 )
 async def test_its_python_runs_with_the_plain_interpreter(code: str, server: Server, tmp_path: Path) -> None:
     """In a shell where nothing is activated: the first `python3` on the path is another one."""

@@ -57,6 +57,9 @@ PRODUCE_TIMEOUT_MS = 8_000
 DEAD_AFTER_MS = 5_000
 """A connection whose bytes are not acknowledged for so long is given up (TCP_USER_TIMEOUT)."""
 
+FIT_FRESH_S = 5.0
+"""How long a topic that was fit is taken to be."""
+
 TRY_TIMEOUT_S = 5.0
 REFRESH_TIMEOUT_S = 2.0
 TRIES = 20
@@ -101,6 +104,7 @@ class Links:
         self._clients: dict[str, AIOKafkaClient] = {}
         self._admin: AIOKafkaAdminClient | None = None
         self._connecting = asyncio.Lock()
+        self._fit: dict[str, tuple[int, float]] = {}  # topics: how many partitions, and until when that is believed
         self.trouble: str | None = None
         """See `Kafka.trouble`."""
 
@@ -308,7 +312,14 @@ class Links:
     # ---- topics ----------------------------------------------------------------------------------------------------
 
     async def make_topic(self, plan: TopicPlan) -> None:
-        """See `Kafka.make_topic`."""
+        """See `Kafka.make_topic`. What was just found to be fit is not looked at again: each partition asks."""
+        partitions, until_s = self._fit.get(plan.name, (0, 0.0))
+        now_s = asyncio.get_running_loop().time()
+        if plan.partitions > partitions or now_s > until_s:
+            await self._make_topic(plan)
+            self._fit[plan.name] = plan.partitions, now_s + FIT_FRESH_S
+
+    async def _make_topic(self, plan: TopicPlan) -> None:
         own = self._address
         settings = {
             **TOPIC_SETTINGS,

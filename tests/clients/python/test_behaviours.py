@@ -95,6 +95,7 @@ async def made(client: Client, host: Host, name: str, partitions: int = 1) -> st
 
 
 @pytest.mark.behaviour(1, 2, 3)
+@pytest.mark.embedded("a Kafka cluster has one durability, whatever is asked for")
 async def test_sends_are_stored_in_order_and_receipts_say_where(client: Client, host: Host) -> None:
     topic = await made(client, host, "order")
     receipts = await asyncio.gather(*(client.send(topic, n) for n in range(2_500)))
@@ -152,6 +153,7 @@ async def test_a_record_of_one_msg_id_is_stored_once(client: Client, host: Host)
 
 
 @pytest.mark.behaviour(10, 11)
+@pytest.mark.embedded("delayed records with ids are refused on a Kafka cluster")
 async def test_delayed_records_are_listed_moved_cancelled_and_fired_with_exact_answers(
     client: Client, host: Host
 ) -> None:

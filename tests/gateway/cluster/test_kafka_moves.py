@@ -21,7 +21,7 @@ from gateway.cluster.mover import Known, MoveConflict, key_of
 from gateway.cluster.record import decode
 from gateway.routing.base import place_of
 from store import record_batch
-from store.errors import AlreadyStored, BrokerLacks, SealedQueue
+from store.errors import AlreadyStored, BrokerLacks, Corrupt, SealedQueue
 from store.record_batch import Record
 from store.types import ID_BYTES, Acks, Append, Identity, QueueKey, RecordNumbers
 from tests.gateway.brokers.kafka.fake import FakeKafka, new_repeats, strangers_batch
@@ -373,3 +373,23 @@ async def _ended(move: Callable[[str, str], Awaitable[None]], via: str, to: str)
         else:
             return
     raise AssertionError("a move that others are in the way of, again and again")
+
+
+async def test_what_kafka_has_lost_is_an_error_and_its_offsets_are_not_given_again(cluster: KafkaCluster) -> None:
+    await cluster.move("n1", "kafka1")
+    for value in (b"a", b"b", b"c"):
+        await cluster.send("n1", value)
+    log = cluster.kafka.log(TOPIC, 0)
+    lost = log.batches.pop(), log.batches.pop()
+    log.end = lost[1][0]
+    log.producers.clear()
+    assert await cluster.sent("n1", b"lies where it should not") is None
+    await cluster.move("n1", "kafka1")
+    assert await cluster.send("n1", b"d") == 3
+    reader = cluster.nodes["n1"].reader
+    for offset, value in ((0, b"a"), (3, b"d")):
+        read = await reader.read(TOPIC, 0, offset, max_bytes=1000)
+        assert [record.value for entry in read.entries for record in record_batch.decode(entry.batch)] == [value]
+    for offset in (1, 2):
+        with pytest.raises(Corrupt):
+            await reader.read(TOPIC, 0, offset, max_bytes=1000)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -16,12 +15,10 @@ import pytest
 from loadtest.peers.fetch import TOOLS, said
 from loadtest.peers.kafka import CLUSTER_ID, Kafka, java_command
 from loadtest.peers.peer import Unavailable
-from loadtest.peers.servers import is_open
-from loadtest.process import log_tail
+from loadtest.peers.servers import Server, is_open, wait_until
 from tests.e2e.server import DIES_WITH_US
 from tests.gateway.cluster.etcd_server import free_port
 
-START_TIMEOUT_S = 180.0
 HEAP = "384m"
 JAVA = (f"-Xmx{HEAP}", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 CONTROLLER = 100
@@ -63,6 +60,7 @@ class KafkaNode:
         self._directory, self._ports = directory, ports
         self._logs = logs or directory / "logs"
         self._process: subprocess.Popen[bytes] | None = None
+        self._server: Server | None = None
         directory.mkdir(parents=True, exist_ok=True)
         own = {**COMMON, "node.id": str(node), "log.dirs": str(self._logs), **settings}
         self._settings = directory / "server.properties"
@@ -79,18 +77,16 @@ class KafkaNode:
 
     def start(self) -> None:
         """Begin; `wait` until it is there."""
-        with (self._directory / "server.log").open("ab") as log:
+        log = self._directory / "server.log"
+        with log.open("ab") as output:
             command = [*DIES_WITH_US, *self._java, "kafka.Kafka", str(self._settings)]
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+        self._server = Server("", [self._process], log)
 
     def wait(self) -> None:
-        """Return when it accepts connections."""
-        deadline_s = time.monotonic() + START_TIMEOUT_S
-        while not all(map(is_open, self._ports)):
-            assert self._process is not None
-            assert self._process.poll() is None, log_tail(self._directory / "server.log")
-            assert time.monotonic() < deadline_s, log_tail(self._directory / "server.log")
-            time.sleep(0.05)
+        """Return when it accepts connections. Raises Died."""
+        assert self._server is not None
+        wait_until(self._server, lambda _: all(map(is_open, self._ports)))
 
     @property
     def is_running(self) -> bool:
@@ -104,13 +100,8 @@ class KafkaNode:
 
     def kill(self) -> None:
         """kill -9."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-
-    def log(self) -> str:
-        """What it wrote."""
-        return (self._directory / "server.log").read_text(errors="replace")
+        if self._server is not None:
+            self._server.kill()
 
 
 class KafkaServers:
