@@ -44,6 +44,10 @@ MESSAGE_BYTES_MAX = 8 * MiB
 """Appends are gathered up to this size for one request; a single larger one goes alone."""
 
 CONNECT_TIMEOUT_S = 2.0
+IDLE_S = 15.0
+"""A link to another node that was not used for so long is made anew: what is in between may have forgotten it, and
+what is sent over such a one is lost without a word."""
+
 _HEAD_BYTES_MAX = 16 * KiB
 
 
@@ -168,6 +172,7 @@ class _Connection(asyncio.Protocol):
         self._head = b""
         self._codes: FrameCodes | None = None
         self._number = 0
+        self._used_s = asyncio.get_running_loop().time()
         self._waiting: dict[int, asyncio.Future[bytes]] = {}
 
     def begin(self, codes: tuple[FrameCodes, FrameCodes] | None) -> None:
@@ -176,8 +181,12 @@ class _Connection(asyncio.Protocol):
         self._frames = Frames(self._bytes_max, come)
 
     def is_usable(self, secret: Secret) -> bool:
-        """Whether it is there, and was made with the secret that is sent with now."""
-        return self.transport is not None and (self._codes is None or self._secret.is_same(secret))
+        """Whether it is there; to another node, also whether it was used of late, and made with the secret that is sent
+        with now."""
+        if self.transport is None or self._codes is None:
+            return self.transport is not None
+        is_fresh = asyncio.get_running_loop().time() - self._used_s < IDLE_S
+        return is_fresh and self._secret.is_same(secret)
 
     def end(self) -> None:
         if self.transport is not None:
@@ -190,6 +199,7 @@ class _Connection(asyncio.Protocol):
     async def ask(self, operation: str, message: bytes) -> bytes:
         if self.transport is None or self.transport.is_closing():
             raise LinkRefused("the connection has ended")
+        self._used_s = asyncio.get_running_loop().time()
         self._number = number = (self._number + 1) % 2**32
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer

@@ -192,6 +192,21 @@ async def test_a_link_goes_with_the_secret_that_it_was_made_with(tmp_path: Path)
         assert await made.local.bounds(made.queue) == (0, 2)
 
 
+async def test_a_link_that_was_idle_for_long_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with world(tmp_path) as made:
+        await append(made, made.peer)
+        link = made.peer._link
+        assert link is not None
+        before = link._connection
+        await append(made, made.peer)
+        assert link._connection is before
+        monkeypatch.setattr(peer_link, "IDLE_S", 0.0)
+        await append(made, made.peer)
+        assert link._connection is not before
+        assert before is not None
+        await until(lambda: before.transport is None)
+
+
 async def test_a_node_that_stops_ends_its_links_at_once(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         made = await stack.enter_async_context(world(tmp_path))
