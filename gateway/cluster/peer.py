@@ -1,5 +1,5 @@
-"""Another node's embedded broker: `Broker` over HTTP, or over a Unix socket (peer_link.py). Its server is
-gateway/surfaces/peer/server.py.
+"""Another node's embedded broker: `Broker` over HTTP, and its appends over a link (peer_link.py); to a process of this
+machine everything over a link. Its server is gateway/surfaces/peer/server.py.
 
 Batches pass as they are. Appends of many callers that wait go in one request, and one request is under way at a time:
 so their order is that of the calls, and they share the other node's fdatasync. Meanwhile the next one gathers.
@@ -30,7 +30,18 @@ from gateway.brokers.base import AnswerLost, BrokerUnreachable
 from gateway.cluster import peer_wire
 from gateway.cluster.peer_auth import NotAuthentic, Secret, Stamp, check_code
 from gateway.cluster.peer_light import LightWatches
-from gateway.cluster.peer_link import Link, LinkLost, LinkRefused
+from gateway.cluster.peer_link import (
+    CODE_HEADER,
+    CONNECT_TIMEOUT_S,
+    HEAD_CODE_HEADER,
+    MESSAGE_BYTES_MAX,
+    PATH,
+    STAMP_HEADER,
+    Link,
+    LinkLost,
+    LinkRefused,
+    NoLinks,
+)
 from gateway.cluster.peer_wire import Head
 from store.clock import Clock
 from store.errors import Overloaded, StoreError, StoreStopped, UnknownQueue
@@ -39,14 +50,11 @@ from store.types import Acks, Append, Appended, Boundary, Bounds, Buffer, Export
 
 log = logging.getLogger(__name__)
 
-PATH = "/peer/v1/"
-STAMP_HEADER, HEAD_CODE_HEADER, CODE_HEADER = "MQ-Stamp", "MQ-Head-Code", "MQ-Code"
-
-MESSAGE_BYTES_MAX = 8 * MiB
-"""Appends are gathered up to this size for one request; a single larger one goes alone."""
-
 ANSWER_BYTES_MAX = 64 * MiB
-"""Over a Unix socket: a read of one entry, as large as entries are, and its head."""
+"""Over a link: a read of one entry, as large as entries are, and its head."""
+
+NO_LINKS_S = 60.0
+"""How long a node that knows no links, as it is of an older version, is not asked for one again."""
 
 WAITING_BYTES_MAX = 64 * MiB
 """Bytes of appends that wait for one peer; beyond it they are refused."""
@@ -58,7 +66,6 @@ FIRST_KEPT_MAX = 10_000
 """Sealed queues of which it is remembered."""
 
 CALL_TIMEOUT_S = 10.0
-CONNECT_TIMEOUT_S = 2.0
 WATCH_WAIT_MS = 25_000
 TAKE_GROUP_MS = 20_000
 """How long another node may take, over the time of a call, to write a group that it takes."""
@@ -80,11 +87,8 @@ class PeerBroker:
 
     def __init__(self, name: str, address: str, secret: Secret, clock: Clock) -> None:
         self._name = name
-        self._url = address.rstrip("/") + PATH
-        self._link: Link | None = None
-        if address.startswith("unix:"):
-            self._link = Link(address.removeprefix("unix:"), secret, bytes_max=ANSWER_BYTES_MAX)
         self._secret = secret
+        self._reach(address)
         self._clock = clock
         self._sender = secrets.token_hex(8)
         self._number = 0
@@ -97,6 +101,14 @@ class PeerBroker:
         self._sending: asyncio.Task[None] | None = None
         self._watching: set[asyncio.Task[None]] = set()
         self._http: aiohttp.ClientSession
+
+    def _reach(self, address: str) -> None:
+        self._url = address.rstrip("/") + PATH
+        self._is_unix = address.startswith("unix:")
+        self._link: Link | None = None
+        self._no_links_until_s = 0.0
+        if not address.startswith("https:"):
+            self._link = Link(address, self._secret, bytes_max=ANSWER_BYTES_MAX, stamp=self._stamp)
 
     async def __aenter__(self) -> PeerBroker:
         self._http = aiohttp.ClientSession(
@@ -132,8 +144,10 @@ class PeerBroker:
 
     def reach_at(self, address: str) -> None:
         """The node has been started again, and is at another address of the same kind (TCP)."""
-        if self._link is None:
-            self._url = address.rstrip("/") + PATH
+        if not self._is_unix and address.rstrip("/") + PATH != self._url:
+            if self._link is not None:
+                self._link.close()
+            self._reach(address)
 
     async def look_at_topic(self, name: str) -> None:
         """Have the other node look at a topic that was made, changed or deleted, in the metadata: it need not wait
@@ -163,11 +177,7 @@ class PeerBroker:
         body = peer_wire.pack(head, batches)
         timeout_s = CALL_TIMEOUT_S + wait_ms / 1000
         try:
-            answer = await (
-                self._posted(operation, body, timeout_s)
-                if self._link is None
-                else self._linked(self._link, operation, body, timeout_s)
-            )
+            answer = await self._answer(operation, body, timeout_s)
         except BrokerUnreachable as error:
             raise BrokerUnreachable(str(error), self._away_s()) from error
         except AnswerLost:
@@ -189,19 +199,25 @@ class PeerBroker:
             self._away_since_s = now_s
         return now_s - self._away_since_s
 
-    async def _linked(self, link: Link, operation: str, body: bytes, timeout_s: float) -> bytes:
-        try:
-            async with asyncio.timeout(timeout_s):
-                return await link.ask(operation, body)
-        except LinkRefused as error:
-            raise BrokerUnreachable(f"broker {self._name}: {error}") from error
-        except (LinkLost, TimeoutError) as error:
-            raise AnswerLost(f"broker {self._name}: {type(error).__name__} {error}") from error
+    async def _answer(self, operation: str, body: bytes, timeout_s: float) -> bytes:
+        link, now_s = self._link, asyncio.get_running_loop().time()
+        if link is not None and (self._is_unix or (operation == "append" and now_s >= self._no_links_until_s)):
+            try:
+                return await link.ask(operation, body, timeout_s)
+            except NoLinks:
+                self._no_links_until_s = now_s + NO_LINKS_S
+            except LinkRefused as error:
+                raise BrokerUnreachable(f"broker {self._name}: {error}") from error
+            except LinkLost as error:
+                raise AnswerLost(f"broker {self._name}: {error}") from error
+        return await self._posted(operation, body, timeout_s)
+
+    def _stamp(self) -> Stamp:
+        self._number += 1
+        return Stamp(self._sender, self._number, self._clock.now_ms())
 
     async def _posted(self, operation: str, body: bytes, timeout_s: float) -> bytes:
-        self._number += 1
-        stamp = Stamp(self._sender, self._number, self._clock.now_ms())
-        secret = self._secret.current
+        stamp, secret = self._stamp(), self._secret.current
         head_code = secret.head_code(stamp, PATH + operation, len(body))
         code = secret.request_code(head_code, body)
         headers = {STAMP_HEADER: stamp.text, HEAD_CODE_HEADER: head_code, CODE_HEADER: code}

@@ -8,14 +8,15 @@
 
 The head names the size of each batch. Ids are hexadecimal in it. An error is {"error": its class, "args": [...]}.
 
-Over TCP a message is the body of an HTTP request, or of its answer. Over a Unix socket it stands in a frame, of which
-one connection carries many at a time; an answer has the number of its request, and no name:
+Over TCP a message is the body of an HTTP request, or of its answer. Over a link (a Unix socket, or a connection that
+began as an HTTP request, see peer_link.py) it stands in a frame, of which one connection carries many at a time; an
+answer has the number of its request, and no name. Over TCP each frame ends with a code (peer_auth.py):
 
     0         4         8         9
-    +---------+---------+---------+------------------+---------+---
-    |length of all behind it      |the operation's   |message      |
-    |u32      |number   |length u8|name, ASCII       |             |
-    +---------+---------+---------+------------------+---------+---
+    +---------+---------+---------+------------------+-------------+-----------+
+    |length of all behind it      |the operation's   |message      |code       |
+    |u32      |number   |length u8|name, ASCII       |             |32, or none|
+    +---------+---------+---------+------------------+-------------+-----------+
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from gateway.brokers.base import AnswerLost
+from gateway.cluster.peer_auth import CODE_BYTES, FrameCodes
 from store import errors as store_errors
 from store.errors import AlreadyStored, BrokerRefuses, Corrupt, MalformedBatch, OffsetMoved, StoreError, TooManyIds
 from store.light_names import LightNames
@@ -67,36 +69,43 @@ class Frame(NamedTuple):
     message: bytes
 
 
-def frame(number: int, operation: str, message: bytes) -> tuple[bytes, bytes]:
-    """The bytes of a frame, in two parts."""
+def frame(number: int, operation: str, message: bytes, codes: FrameCodes | None = None) -> Sequence[bytes]:
+    """The bytes of a frame, in parts; with a code, if those of the connection are given."""
     name = operation.encode()
-    return _FRAME.pack(_BEHIND_LENGTH + len(name) + len(message), number, len(name)) + name, message
+    code_bytes = 0 if codes is None else CODE_BYTES
+    head = _FRAME.pack(_BEHIND_LENGTH + len(name) + len(message) + code_bytes, number, len(name)) + name
+    return (head, message) if codes is None else (head, message, codes.next(head, message))
 
 
 class Frames:
-    """Takes frames out of what a connection brings. `bytes_max` bounds one."""
+    """Takes frames out of what a connection brings. `bytes_max` bounds one. `codes`: of the frames of the connection,
+    if they have some."""
 
-    def __init__(self, bytes_max: int) -> None:
+    def __init__(self, bytes_max: int, codes: FrameCodes | None = None) -> None:
         self._bytes_max = bytes_max
+        self._codes = codes
+        self._behind_message = 0 if codes is None else CODE_BYTES
         self._held = bytearray()
 
     def feed(self, data: bytes) -> list[Frame]:
-        """The frames that are whole by now. Raises ValueError for what is none."""
+        """The frames that are whole by now. Raises ValueError for what is none, NotAuthentic."""
         held = self._held
         held += data
         found: list[Frame] = []
         start = 0
         while len(held) - start >= _FRAME.size:
             length, number, name_length = _FRAME.unpack_from(held, start)
-            if not _BEHIND_LENGTH + name_length <= length <= self._bytes_max:
+            if not _BEHIND_LENGTH + name_length + self._behind_message <= length <= self._bytes_max:
                 raise ValueError(f"a frame of {length} bytes")
             end = start + _LENGTH.size + length
             if len(held) < end:
                 break
-            at = start + _FRAME.size
+            at, message_end = start + _FRAME.size, end - self._behind_message
             with memoryview(held) as view:
+                if self._codes is not None:
+                    self._codes.check(view[start:message_end], bytes(view[message_end:end]))
                 name = bytes(view[at : at + name_length]).decode()
-                found.append(Frame(number, name, bytes(view[at + name_length : end])))
+                found.append(Frame(number, name, bytes(view[at + name_length : message_end])))
             start = end
         del held[:start]
         return found

@@ -2,7 +2,7 @@
 do not reach; a caller that does not know the cluster's secret is answered 401 and nothing else.
 
 One route, `POST /peer/v1/<operation>`. The body is read when its head has proved to be of a node of the cluster: a
-stranger takes no memory.
+stranger takes no memory. `POST /peer/v1/link` makes its connection a link (gateway/cluster/peer_link.py).
 """
 
 from __future__ import annotations
@@ -17,10 +17,19 @@ from aiohttp import hdrs, web
 
 from gateway.brokers.base import Broker
 from gateway.cluster import peer_wire
-from gateway.cluster.peer import CODE_HEADER, HEAD_CODE_HEADER, MESSAGE_BYTES_MAX, PATH, STAMP_HEADER
-from gateway.cluster.peer_auth import NotAuthentic, Secret, SeenRequests, Stamp, check_code, parse_stamp
+from gateway.cluster.peer_auth import NONCE_BYTES, NotAuthentic, Secret, SeenRequests, Stamp, check_code, parse_stamp
+from gateway.cluster.peer_link import (
+    CODE_HEADER,
+    HEAD_CODE_HEADER,
+    LINK,
+    MESSAGE_BYTES_MAX,
+    PATH,
+    STAMP_HEADER,
+    switching,
+)
 from gateway.cluster.peer_wire import Batches, Head
 from gateway.routing.light import LightQueues
+from gateway.surfaces.peer.connection import LinkConnection
 from gateway.surfaces.peer.light import light_operations
 from store.clock import Clock
 from store.errors import StoreError, UnknownQueue
@@ -76,6 +85,7 @@ class PeerService:
         self.take_group = take_group
         self._seen = SeenRequests()
         self._changes: dict[int, _TopicChanges] = {}
+        self._links: set[LinkConnection] = set()
         self.refused_count = 0
         self._quiet_until_s = 0.0
         self._operations: dict[str, Callable[[Head, Batches], Awaitable[bytes]]] = {
@@ -99,7 +109,9 @@ class PeerService:
     def application(self) -> web.Application:
         """The application of the internal listener."""
         made = web.Application(client_max_size=BODY_BYTES_MAX)
+        made.router.add_post(PATH + LINK, self._link)
         made.router.add_post(PATH + "{operation}", self._answer)
+        made.on_shutdown.append(self._end_links)
         made.on_response_prepare.append(_nameless)
         made.on_cleanup.append(self._close)
         return made
@@ -115,17 +127,63 @@ class PeerService:
 
     async def _answer(self, request: web.Request) -> web.Response:
         try:
-            stamp = parse_stamp(request.headers.get(STAMP_HEADER, ""))
-            secret, head_code = self._secret_of(request, stamp)
-            self._seen.check(stamp, self._clock.now_ms())
-            body = await request.read()
-            code = secret.request_code(head_code, body)
-            check_code(code, request.headers.get(CODE_HEADER, ""))
+            secret, code, body = await self._asked(request)
         except NotAuthentic as error:
-            self._refused(request, error)
+            self._refused(str(request.remote), error)
             return web.Response(status=401)
         answer = await self.done(request.match_info["operation"], body)
         return web.Response(body=answer, headers={CODE_HEADER: secret.answer_code(code, 200, answer)})
+
+    async def _asked(self, request: web.Request) -> tuple[Secret, str, bytes]:
+        """A request's secret, code and body. Raises NotAuthentic."""
+        stamp = parse_stamp(request.headers.get(STAMP_HEADER, ""))
+        secret, head_code = self._secret_of(request, stamp)
+        self._seen.check(stamp, self._clock.now_ms())
+        body = await request.read()
+        code = secret.request_code(head_code, body)
+        check_code(code, request.headers.get(CODE_HEADER, ""))
+        return secret, code, body
+
+    async def _link(self, request: web.Request) -> web.Response:
+        """Answer frames on this connection until it ends. aiohttp has it back then, as if it had never been away."""
+        try:
+            secret, code, body = await self._asked(request)
+        except NotAuthentic as error:
+            self._refused(str(request.remote), error)
+            return web.Response(status=401)
+        transport, http = request.transport, request.protocol
+        if transport is None:
+            return web.Response(status=400)
+        nonce, remote = secrets.token_hex(NONCE_BYTES), str(request.remote)
+        try:
+            come, answered = secret.link_codes(body.decode(), nonce)
+        except ValueError as error:
+            return web.Response(status=400, text=str(error))
+        ended = asyncio.Event()
+        link = LinkConnection(
+            self.done, BODY_BYTES_MAX, lambda reason: self._refused(remote, NotAuthentic(reason)),
+            codes=(come, answered), is_good=lambda: self._secret.accepts(secret),
+        )  # fmt: skip
+
+        def lost(error: Exception | None) -> None:
+            http.connection_lost(error)
+            ended.set()
+
+        link.on_lost = lost
+        transport.write(switching(nonce, secret.answer_code(code, 101, nonce.encode())))
+        link.connection_made(transport)
+        transport.set_protocol(link)
+        self._links.add(link)
+        try:
+            await ended.wait()
+        finally:
+            self._links.discard(link)
+            link.end()
+        return web.Response()
+
+    async def _end_links(self, _: web.Application) -> None:
+        for link in list(self._links):
+            link.end()
 
     def _secret_of(self, request: web.Request, stamp: Stamp) -> tuple[Secret, str]:
         """The secret that made a request's head, and its code. Raises NotAuthentic when none that is accepted did."""
@@ -141,14 +199,14 @@ class PeerService:
         assert refused is not None
         raise refused
 
-    def _refused(self, request: web.Request, error: NotAuthentic) -> None:
+    def _refused(self, remote: str, error: NotAuthentic) -> None:
         self.refused_count += 1
         now_s = asyncio.get_running_loop().time()
         if now_s >= self._quiet_until_s:
             self._quiet_until_s = now_s + REFUSED_LOG_INTERVAL_S
             log.warning(
                 "a request that is not of this cluster was refused peer=%s count=%d error=%s",
-                request.remote, self.refused_count, error,
+                remote, self.refused_count, error,
             )  # fmt: skip
 
     async def done(self, name: str, body: bytes) -> bytes:
