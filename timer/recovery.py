@@ -36,7 +36,7 @@ from timer.wheel import NOWHERE, Wheel
 
 log = logging.getLogger(__name__)
 
-_TURN_UNITS = 1024  # of what was saved: some milliseconds
+_TURN_UNITS = 256  # of what was saved: some milliseconds
 
 
 class RecoveryLog(Protocol):

@@ -28,8 +28,8 @@ from store.types import Source
 from timer.ports import KeyRow, TopicKey
 from timer.timer_log import Unit
 
-SAVED_PER_TURN = 1024
-"""Units looked at between two turns of the event loop: some milliseconds."""
+SAVED_PER_TURN = 256
+"""Units looked at between two turns of the event loop."""
 
 _HEADER = struct.Struct(">IHHqqqII")
 _UNIT = struct.Struct(">BqqiiiI")
