@@ -46,6 +46,7 @@ TESTED_THROUGH_OTHERS = {
     "gateway.codec.topic_configs": "gateway/surfaces/native/test_topics.py",
     "gateway.groups.coordinator.light_offsets": "gateway/surfaces/ws/test_light.py",
     "gateway.main.group_moves": "gateway/cluster/test_served.py",
+    "gateway.main.group_shards": "gateway/brokers/kafka/test_groups_served.py",
     "gateway.main.joined": "gateway/cluster/test_served.py",
     "gateway.main.readings": "gateway/surfaces/native/test_stats.py",
     "gateway.main.recurring_names": "gateway/cluster/test_served.py",
@@ -91,7 +92,6 @@ TESTED_THROUGH_OTHERS = {
     "pyspark_mq.catalog": "spark/test_batch.py",
     "store.dedup.known": "store/dedup/test_idempotency.py",
     "timer.key_rows": "timer/test_schedule_keys.py",
-    "timer.metrics": "timer/test_service.py",
     "timer.recovery": "timer/test_crash.py",
 }
 """Modules that have no test file of their own and that no test imports, and where each is tested nevertheless: over

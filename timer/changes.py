@@ -30,6 +30,9 @@ from timer.timer_log import MAGIC_DELETE, MAGIC_FIRED, MAGIC_MOVED, Unit
 TOMBSTONE_TOPIC_ID = 0
 """No topic has it."""
 
+NO_SCHEDULE = Delay(0, TOMBSTONE_TOPIC_ID, 255)
+"""Of a record of `__timer` that is neither a schedule nor a tombstone: where the log has others beside them."""
+
 
 class Reason(IntEnum):
     """Why a schedule was consumed before it was due."""

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from store.limits import MiB
 from store.topics import TIMER_QUEUE
 from store.types import Entry, ReadStatus, Source
-from timer.changes import MARKS, TOMBSTONE_TOPIC_ID, Reason
+from timer.changes import MARKS, NO_SCHEDULE, TOMBSTONE_TOPIC_ID, Reason
 from timer.items import item_of, pack_item
 from timer.pending_counts import MINUTE_MS
 from timer.ports import TopicKey
@@ -158,6 +158,8 @@ class Intake:
                 continue
             due_ms, topic_id, _, origin_position, _ = delay
             if topic_id == TOMBSTONE_TOPIC_ID:
+                if delay == NO_SCHEDULE:
+                    continue
                 self._meet_tombstone(entry.sources[index], Reason(delay.partition))
                 if entry.base_offset + index >= state.queue_end_at_start:
                     state.tombstone_count -= 1

@@ -83,6 +83,15 @@ class SqliteKeyIndex:
             connection.execute("UPDATE state SET queue_offset = ?", (queue_offset,))
         self.queue_offset = queue_offset
 
+    def all_rows(self) -> list[tuple[TopicKey, KeyRow]]:
+        """See `KeyIndex.all_rows`."""
+        with self._using() as connection:
+            found = connection.execute("SELECT topic_id, key, position, record_index, slot_s FROM keys").fetchall()
+        return [
+            (TopicKey(topic_id, key), KeyRow(Source(position, index), slot_s))
+            for topic_id, key, position, index, slot_s in found
+        ]
+
     def reset(self) -> None:
         """See `KeyIndex.reset`."""
         self._is_damaged = False

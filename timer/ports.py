@@ -171,6 +171,10 @@ class KeyIndex(Protocol):
         nothing; durable on return."""
         ...
 
+    def all_rows(self) -> Iterable[tuple[TopicKey, KeyRow]]:
+        """All rows, in no order. Only once it is used."""
+        ...
+
     def reset(self) -> None:
         """Forget all rows."""
         ...

@@ -4,6 +4,8 @@
     after a crash         the timer log is cut at the checkpoint, the wheel rebuilt from it, and `__timer` read again
                           from the checkpoint's queue offset on
     no usable files       (none yet, or damaged) everything is rebuilt from the log: they hold no fact of their own
+    what was saved        (timer/saved.py, by another timer of the same log) the files are made of it, the rest is as
+                          after a crash
 
 In each case the sources of the entries appended since the checkpoint's `delivered from` say which schedules have been
 delivered or rolled already. Only those are kept that recovery will meet again, so the set ends empty: *scheduled* ones
@@ -28,10 +30,13 @@ from store.types import Bounds, QueueKey, Source
 from timer.checkpoint import Checkpoint
 from timer.pending_counts import PendingCounts
 from timer.pending_file import PendingFile
+from timer.saved import Saved
 from timer.timer_log import MAGIC_DELETE, MAGIC_ROLL, UNIT_BYTES, TimerLog
 from timer.wheel import NOWHERE, Wheel
 
 log = logging.getLogger(__name__)
+
+_TURN_UNITS = 256  # of what was saved: some milliseconds
 
 
 class RecoveryLog(Protocol):
@@ -50,6 +55,10 @@ class RecoveryLog(Protocol):
         """As `Log.sources_since`."""
         ...
 
+    async def yield_to_loop(self) -> None:
+        """As `Log.yield_to_loop`."""
+        ...
+
 
 class Recovered(NamedTuple):
     """The state to go on from."""
@@ -62,7 +71,7 @@ class Recovered(NamedTuple):
     pending: PendingCounts  # units in slots from the read mark on, but those consumed
     scheduled: dict[Source, int]  # with the seconds of their slots
     queued: set[Source]
-    outcome: str  # "clean", "crash" or "rebuilt", for the log line and the tests
+    outcome: str  # "clean", "crash", "rebuilt" or "saved", for the log line and the tests
 
 
 async def recover(
@@ -73,6 +82,7 @@ async def recover(
     store_log: RecoveryLog,
     *,
     now_s: int,
+    saved: Saved | None = None,
 ) -> Recovered:
     """Open the timer log, make the wheel agree with it, and say where to go on."""
     bounds = store_log.bounds(TIMER_QUEUE)
@@ -90,6 +100,8 @@ async def recover(
             return recovered
     timer_log.reset()
     wheel.reset()
+    if saved is not None:
+        return await _from_saved(saved, wheel, timer_log, store_log, bounds)
     queued = await store_log.sources_since(0)
     return Recovered(bounds.min_offset, bounds.max_offset, now_s, now_s, 0, PendingCounts(), {}, queued, "rebuilt")
 
@@ -132,6 +144,33 @@ async def _from_checkpoint(
     return Recovered(
         queue_offset, bounds.max_offset, read_mark_s, delivered_until_s, delivered_from, pending, scheduled,
         queued, outcome,
+    )  # fmt: skip
+
+
+async def _from_saved(
+    saved: Saved, wheel: Wheel, timer_log: TimerLog, store_log: RecoveryLog, bounds: Bounds
+) -> Recovered:
+    """Hang what was saved into files that are empty."""
+    sources = await store_log.sources_since(saved.delivered_from)
+    pending = PendingCounts()
+    scheduled: dict[Source, int] = {}
+    delivered_until_s, last = saved.read_mark_s, Source(-1, -1)
+    for count, (magic, due_ms, position, size, index, topic_id, slot_s) in enumerate(saved.units(), 1):
+        last = Source(position, index)
+        timer_log.append(
+            wheel.add(slot_s, timer_log.end), magic, due_ms, position, size, index, topic_id, slot_s
+        )  # fmt: skip
+        if last in sources:
+            scheduled[last] = slot_s
+            delivered_until_s = max(delivered_until_s, slot_s + 1)
+        else:
+            pending.add(topic_id, due_ms, rolls=bool(magic & MAGIC_ROLL))
+        if count % _TURN_UNITS == 0:
+            await store_log.yield_to_loop()
+    queued = {source for source in sources if source > last}
+    return Recovered(
+        saved.queue_offset, bounds.max_offset, saved.read_mark_s, delivered_until_s, saved.delivered_from, pending,
+        scheduled, queued, "saved",
     )  # fmt: skip
 
 

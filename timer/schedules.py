@@ -69,6 +69,9 @@ DUE_WINDOWS_PER_PAGE = 4
 WALKED_SHARE = 64
 """Looking at a schedule in its slot takes as long as searching so many units of the timer log."""
 
+LAST_POSITION = 10**18 - 1
+"""Behind all of one due time; in the cursor as long as a position may be."""
+
 TRIES = 20
 """How often a schedule is looked for that is copied at the same time."""
 
@@ -78,7 +81,6 @@ _TURN_SKIPPED = 16_384  # ... when most are ruled out by a byte
 _TURN_PAGES = 512  # ... pages of counts
 _TURN_SLOTS = 3600  # ... slots of which most are empty
 _NEVER_MS = 1 << 62
-_LAST_POSITION = 10**18 - 1  # behind all of one due time; in the cursor as long as a position may be
 _EVIDENCE_BYTES_MAX = 64 * MiB
 _EVIDENCE_READ_BYTES = 4 * MiB
 
@@ -343,7 +345,7 @@ class Schedules:
         """The next schedules behind a position: DUE_WINDOW_LEAST or more, unless there are fewer."""
         state = self._state
         await state.caught_up()
-        next_ms = after.due_ms + (after.position == _LAST_POSITION)
+        next_ms = after.due_ms + (after.position == LAST_POSITION)
         from_ms, to_ms = max(query.from_ms, next_ms), query.to_ms
         end_ms, is_all, has_rolled = state.pending.next_ones(query.topic_ids, from_ms, DUE_WINDOW_LEAST)
         if to_ms is not None and end_ms >= to_ms:
@@ -352,7 +354,7 @@ class Schedules:
         searches = has_rolled or (query.topic_ids is not None and await self._are_many(from_ms, end_ms))
         found: list[DuePosition] = []
         worst: DuePosition | None = None  # what is behind it is not among the next ones
-        until: DuePosition | None = None if is_all else DuePosition(end_ms - 1, _LAST_POSITION)
+        until: DuePosition | None = None if is_all else DuePosition(end_ms - 1, LAST_POSITION)
         async for end, pending in self._look_through(near, 0) if searches else self._walk_slots(near):
             for position, due_ms, _ in pending:
                 one = DuePosition(due_ms, position)
@@ -363,7 +365,7 @@ class Schedules:
                 del found[DUE_WINDOW_MAX:]
                 worst = found[-1]
             if not searches and end is not None and end >= state.open.write_mark_s and len(found) >= DUE_WINDOW_LEAST:
-                until = DuePosition(end * SLOT_MS - 1, _LAST_POSITION)
+                until = DuePosition(end * SLOT_MS - 1, LAST_POSITION)
                 break
         found.sort()
         if worst is not None or len(found) > DUE_WINDOW_MAX:

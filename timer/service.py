@@ -31,7 +31,7 @@ from collections.abc import Sequence
 
 from store.clock import Clock
 from store.files import Files
-from store.types import Acks, Append, Appended
+from store.types import Acks, Append, Appended, Source
 from timer.accepting import Accepting
 from timer.changes import Standing
 from timer.changing import Changing, Outcome
@@ -45,15 +45,16 @@ from timer.key_rows import KeyRows
 from timer.metrics import TimerMetrics
 from timer.open_slots import OpenSlots
 from timer.pending_file import PendingFile
-from timer.ports import KeyIndex, Log, OwnPartitions, Partitions, RunBlocking, TopicKey
+from timer.ports import KeyIndex, KeyRow, Log, OwnPartitions, Partitions, RunBlocking, TopicKey
 from timer.prefetch import Prefetch
 from timer.record_cache import RecordCache
 from timer.recovery import recover
+from timer.saved import SAVED_PER_TURN, Saved, packed_unit
 from timer.schedule import SLOT_MS, ScheduleId
 from timer.schedule_keys import ScheduleKeys
 from timer.schedules import Census, DuePage, DuePosition, Page, Query, Schedule, Schedules
 from timer.state import TimerState
-from timer.timer_log import TimerLog
+from timer.timer_log import MAGIC_DELETE, TimerLog
 from timer.wheel import Wheel
 
 log = logging.getLogger(__name__)
@@ -63,7 +64,8 @@ class TimerService:
     """One broker's timer. `start`, then `run` until cancelled, then `close`.
 
     `partitions` is where due records go (default: the queues of the log itself). `run_blocking` runs what waits for the
-    disk (default: a thread). `key_index` keeps the rows of schedule keys (default: a file beside the others).
+    disk (default: a thread). `key_index` keeps the rows of schedule keys (default: a file beside the others). Timers
+    that count together share `metrics`.
     """
 
     def __init__(
@@ -76,8 +78,9 @@ class TimerService:
         partitions: Partitions | None = None,
         run_blocking: RunBlocking = asyncio.to_thread,
         key_index: KeyIndex | None = None,
+        metrics: TimerMetrics | None = None,
     ) -> None:
-        self.metrics = TimerMetrics()
+        self.metrics = metrics or TimerMetrics()
         self._config = config
         self._log = store_log
         self._files = files
@@ -89,17 +92,20 @@ class TimerService:
 
     # ------------------------------------------------------------------ life
 
-    async def start(self) -> None:
+    async def start(self, saved: Saved | None = None) -> None:
         """Open or rebuild the timer's files, before the log takes its first append of this process: what a power cut
-        took from the log must not have been replaced yet. Raises Corrupt, OSError, and what the log raises."""
+        took from the log must not have been replaced yet. `saved`: what `save` of another timer of this log has given,
+        for files that are not there. Raises Corrupt, OSError, and what the log raises."""
         assert not self._started
         root = self._config.root
         self._files.make_dirs(root)
         self._checkpoint_file = CheckpointFile(self._files, root / "checkpoint")
-        wheel = Wheel(self._files, root / "wheel")
+        wheel = self._wheel = Wheel(self._files, root / "wheel")
         self._pending_file = PendingFile(self._files, root / "pending")
         self._files.sync_dir(root)
-        timer_log = TimerLog(self._files, root / "timerlog", file_units=self._config.timer_log_file_units)
+        timer_log = self._timer_log = TimerLog(
+            self._files, root / "timerlog", file_units=self._config.timer_log_file_units
+        )
         checkpoint = self._checkpoint_file.latest
         key_index = self._key_index = self._key_index or SqliteKeyIndex(root / "keys")
         if checkpoint is not None and checkpoint.keyed and key_index.queue_offset < checkpoint.queue_offset:
@@ -107,13 +113,20 @@ class TimerService:
                 "timer: the rows of schedule keys are behind the checkpoint or damaged, rebuilding from the log"
             )
             checkpoint = None
-        recovered = await recover(
-            checkpoint, wheel, timer_log, self._pending_file, self._log,
-            now_s=max(1, self._clock.now_ms() // SLOT_MS),
-        )  # fmt: skip
+        try:
+            recovered = await recover(
+                checkpoint, wheel, timer_log, self._pending_file, self._log,
+                now_s=max(1, self._clock.now_ms() // SLOT_MS), saved=saved,
+            )  # fmt: skip
+        except BaseException:
+            self._close_files()
+            raise
         self.recovery_outcome = recovered.outcome
         if recovered.outcome == "rebuilt" or checkpoint is None or not checkpoint.keyed:
             key_index.reset()  # no key is pending, or all are met again
+        if recovered.outcome == "saved" and saved is not None and saved.rows:
+            rows, queue_offset = dict(saved.rows), saved.queue_offset
+            await self._run_blocking(lambda: key_index.commit(rows, queue_offset, before_s=None))
         state = self._state = TimerState(
             config=self._config,
             log=self._log,
@@ -170,12 +183,15 @@ class TimerService:
         try:
             await self._checkpointing.end()
         finally:
-            self._state.wheel.close()
-            self._pending_file.close()
-            self._state.timer_log.close()
-            self._checkpoint_file.close()
-            if self._key_index is not None:
-                self._key_index.close()
+            self._close_files()
+
+    def _close_files(self) -> None:
+        self._wheel.close()
+        self._pending_file.close()
+        self._timer_log.close()
+        self._checkpoint_file.close()
+        if self._key_index is not None:
+            self._key_index.close()
 
     async def intake_step(self) -> int:
         """Hang the next accepted schedules into the wheel; return how many records were taken (0: none there, or no
@@ -192,6 +208,30 @@ class TimerService:
         """Make what was scheduled and delivered since the last one part of the timer's files. Durable on return, except
         on a full disk, where it is counted and left to the next call. Raises OSError for other failures."""
         await self._checkpointing.checkpoint()
+
+    async def save(self) -> Saved:
+        """What another timer of the same log needs to go on from here, as of a checkpoint that is written now. No
+        `expire` at the same time. Raises Corrupt, OSError."""
+        await self._checkpointing.checkpoint()
+        checkpoint = self._checkpoint_file.latest
+        assert checkpoint is not None
+        assert self._key_index is not None
+        packed = bytearray()
+        for count, (position, unit) in enumerate(self._state.timer_log.scan(), 1):
+            if position >= checkpoint.log_end:
+                break
+            if unit.slot_s >= checkpoint.read_mark_s and not unit.magic & MAGIC_DELETE:
+                packed += packed_unit(unit)
+            if count % SAVED_PER_TURN == 0:
+                await self._log.yield_to_loop()
+        rows: list[tuple[TopicKey, KeyRow]] = []
+        index = self._key_index
+
+        def read_rows() -> None:
+            rows.extend(index.all_rows() if index.is_used else ())
+
+        await self._run_blocking(read_rows)
+        return Saved(checkpoint.queue_offset, checkpoint.read_mark_s, checkpoint.delivered_from, bytes(packed), rows)
 
     async def expire(self) -> None:
         """Remove timer-log files without pending schedules, and move `needed_position` on. Raises OSError."""
@@ -271,6 +311,15 @@ class TimerService:
         """Schedules accepted and neither delivered, dropped nor cancelled. Exact; for a moment after a start what
         `__timer` holds beyond the last checkpoint counts in full, delivered, cancelled or not."""
         return self._state.pending_count
+
+    def may_be_pending(self, copy: Source) -> bool:
+        """Whether a copy waits, or is not in the wheel yet."""
+        if copy.position >= self._state.intake_position:
+            return True
+        position = self._state.timer_log.find(*copy)
+        if position is None:
+            return False
+        return self._state.standing_of(self._state.timer_log.read(position)) is Standing.PENDING
 
     def pending_counts(self) -> dict[int, int]:
         """Pending schedules by topic id, of those that are in the wheel (all but the newest `intake_lag_count`)."""

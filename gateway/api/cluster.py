@@ -146,6 +146,10 @@ class Cluster(Protocol):
         """The node to which a name of a kind (GROUPS, RECURRING) belongs; None: to none."""
         ...
 
+    def timer_owner(self, schedule: str) -> str | None:
+        """The node that has the schedule of an id that names no node, but a shard of delayed records."""
+        ...
+
     async def look_up(self, kind: str, name: str) -> str | None:
         """Likewise, by what the metadata says now."""
         ...

@@ -9,7 +9,7 @@ silence.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -199,11 +199,14 @@ def _due_key(at: str, node: str) -> tuple[int, str, int]:
     return int(due_ms), node, int(position)
 
 
-def by_node(schedule_ids: Sequence[str], own: str, *, known: Collection[str]) -> dict[str, list[int]]:
-    """The places of ids in a list, by the node that each names; those that name none of these are for this node."""
+def by_node(
+    schedule_ids: Sequence[str], own: str, *, known: Collection[str], timer_owner: Callable[[str], str | None]
+) -> dict[str, list[int]]:
+    """The places of ids in a list, by the node that each names, or that has the shard that it names; those that name
+    none of these are for this node."""
     found: dict[str, list[int]] = {}
     for place, text in enumerate(schedule_ids):
-        node = split_node(text)[0]
+        node = split_node(text)[0] or timer_owner(text)
         found.setdefault(node if node in known else own, []).append(place)  # type: ignore[arg-type]
     return found
 

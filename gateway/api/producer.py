@@ -32,7 +32,7 @@ import orjson
 
 from gateway.api.errors import error_of
 from gateway.api.turns import in_turns
-from gateway.brokers.base import ALONE, AnswerLost, Broker, PartlyStored
+from gateway.brokers.base import ALONE, AnswerLost, Broker, PartlyStored, Scheduler
 from gateway.codec.columns import Columns
 from gateway.codec.opened import opened
 from gateway.codec.records import BATCH_REFUSED, STEP_RECORDS, ProduceRecord
@@ -183,21 +183,23 @@ class TooLong(Exception):
 
 class _Lane(NamedTuple):
     """Records of a request that go the same way, and their indexes in the request: to one partition now, or, with a
-    delay each, to the timer of one broker (`partition` is -1 then). `keys`: their schedule keys, if any has one."""
+    delay each, to one timer (`partition` is -1 then). `keys`: their schedule keys, if any has one."""
 
     partition: int
     request_indexes: Sequence[int]
     records: Sequence[Record] = ()
     delays: Sequence[Delay] = ()
     keys: Sequence[bytes | None] = ()
+    timer: Scheduler | None = None
 
     def only(self, kept: Sequence[int]) -> _Lane:
         """The records of these indexes."""
         delays = [self.delays[i] for i in kept] if self.delays else ()
         keys = [self.keys[i] for i in kept] if self.keys else ()
         return _Lane(
-            self.partition, [self.request_indexes[i] for i in kept], [self.records[i] for i in kept], delays, keys
-        )
+            self.partition, [self.request_indexes[i] for i in kept], [self.records[i] for i in kept], delays, keys,
+            self.timer,
+        )  # fmt: skip
 
 
 _Lists = tuple[list[int], list[Record], list[Delay]]
@@ -645,20 +647,24 @@ class Producer:
         started_s = perf_counter()
         try:
             if lane is not None and lane.delays:
-                answers = [await broker.schedule(append, acks=acks, keys=lane.keys) for append in appends]
+                timer = lane.timer or broker
+                answers = [await timer.schedule(append, acks=acks, keys=lane.keys) for append in appends]
             else:
                 answers = await broker.append(appends, acks=acks)
         except ScheduleKeyTaken as error:
             assert lane is not None
             taken = {lane.request_indexes[index]: id_ for index, id_ in error.taken.items()}
-            raise KeysTaken(taken, _node_of(broker)) from None
+            raise KeysTaken(taken, _node_of(lane.timer or broker)) from None
         except OffsetMoved as moved:
             end_offset = route.to_logical(moved.next_offset)
             message = f"The partition ends at offset {end_offset} now. Nothing was stored."
             raise RequestError(OFFSET_MOVED, message, details={"end_offset": end_offset}) from None
         except StoreError as error:
-            self._routes.failed(broker, perf_counter() * 1000, error)
+            if lane is None or lane.timer is None:
+                self._routes.failed(broker, perf_counter() * 1000, error)
             raise
+        if lane is not None and lane.timer is not None:
+            return answers  # which tells nothing of the broker
         ended_s = perf_counter()
         self._routes.answered(broker, (ended_s - started_s) * 1000, ended_s * 1000)
         return answers
@@ -1040,10 +1046,10 @@ class Producer:
         """Give every record its partition and due time (P1): the lanes to be stored now, those to be scheduled, and the
         indexes of records whose msg_id an earlier one of this request has, with the index of that one."""
         by_partition: dict[int, _Lists] = {}
-        by_timer: dict[Broker, _Lists] = {}
+        by_timer: dict[tuple[Broker | None, Scheduler | None], _Lists] = {}  # of a broker, or a shard
         timers: dict[
-            int, _Lists
-        ] = {}  # ... by partition: to look up its broker for each record takes as long as all else
+            tuple[int, str | None, bool], _Lists
+        ] = {}  # ... by partition, key, and whether it has an id: to look it up takes as long as all else
         duplicates_in_request: dict[int, int] = {}
         ids = [record.msg_id for record in records if record.msg_id is not None]
         seen: dict[str, int] | None = {} if len(set(ids)) < len(ids) else None
@@ -1060,9 +1066,13 @@ class Producer:
             if record.delay_ms is not None or record.deliver_at_ms is not None:
                 due_ms = self._due_ms(request_index, now_ms, record.delay_ms, record.deliver_at_ms)
                 if due_ms > now_ms:
-                    if (lists := timers.get(target)) is None:
-                        broker = self._routes.writable(view.name, target).broker
-                        timers[target] = lists = by_timer.setdefault(broker, ([], [], []))
+                    at = target, record.schedule_key, record.msg_id is not None
+                    if (lists := timers.get(at)) is None:
+                        shard = None
+                        if record.msg_id is None and identity is None:  # ids are known to the partition's broker alone
+                            shard = self._routes.timer(topic_id, target, record.schedule_key)
+                        broker = self._routes.writable(view.name, target).broker if shard is None else None
+                        timers[at] = lists = by_timer.setdefault((broker, shard), ([], [], []))
                     if record.queues:
                         stored = _with_queues(stored, record.queues)
                     lists[0].append(request_index)
@@ -1075,7 +1085,7 @@ class Producer:
             lists[1].append(stored)
         return (
             [_Lane(target, *lists[:2]) for target, lists in by_partition.items()],
-            [_Lane(-1, *lists, _schedule_keys(records, lists[0])) for lists in by_timer.values()],
+            [_Lane(-1, *lists, _schedule_keys(records, lists[0]), shard) for (_, shard), lists in by_timer.items()],
             duplicates_in_request,
         )
 
@@ -1158,11 +1168,12 @@ class Producer:
 
     def _answer(self, send: _Send, part: _Part, answer: Appended) -> None:
         """Fill in the receipts of records that are stored now."""
-        (partition, request_indexes, records, delays, _), route, _ = part
+        lane, route, _ = part
+        partition, request_indexes, records, delays, _, _ = lane
         new, receipts, reached = tuple.__new__, send.receipts, answer.acks
         if delays:
             self.scheduled_count += len(delays)
-            node = _node_of(route.broker)
+            node = _node_of(lane.timer or route.broker)
             ids = encode_schedule_ids([delay.due_ms for delay in delays], answer.position)
             for request_index, (_, _, timestamp_ms, _), (due_ms, _, target, _, _), schedule_id in zip(
                 request_indexes, records, delays, ids, strict=True
@@ -1177,8 +1188,8 @@ class Producer:
             offset += 1
 
 
-def _node_of(broker: Broker) -> str | None:
-    """The node by which the ids of a broker's schedules begin; None: of a server that is alone."""
+def _node_of(broker: Scheduler) -> str | None:
+    """The node by which the ids of a timer's schedules begin; None: of a server that is alone, or of a shard."""
     return None if broker.served_by == ALONE else broker.served_by
 
 

@@ -54,6 +54,24 @@ async def all_stored(begun: Sequence[Awaitable[Appended]]) -> list[Appended]:
     raise PartlyStored([one if isinstance(one, Appended) else None for one in outcomes], first) from first
 
 
+class Scheduler(Protocol):
+    """A timer that accepts delayed records: a broker's, or a shard of `__timer` (gateway/main/timer_shards.py)."""
+
+    @property
+    def name(self) -> str:
+        """What it is known by."""
+        ...
+
+    @property
+    def served_by(self) -> str:
+        """The node that the ids of its schedules begin with; ALONE: they name none."""
+        ...
+
+    async def schedule(self, append: Append, *, acks: Acks, keys: Sequence[bytes | None] = ()) -> Appended:
+        """See `Broker.schedule`."""
+        ...
+
+
 class Broker(Protocol):
     """A store plus timer that owns physical queues. Errors are those of `store.errors`."""
 

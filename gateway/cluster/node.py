@@ -14,8 +14,9 @@ of its partitions, a broker before the chains that name it. What this node chang
                          its home, and who makes the topic waits for it
     on a Kafka cluster   what this node owns and does not serve, as it was started again or is in doubt, it takes over
                          anew; what a node owns that is away for TAKE_AFTER_S, any other one takes over
-    shards there         partitions of the system topic `__offsets` (gateway/main/group_shards.py): of a node that is
-                         away, one of the others, which all of them find out alike, takes each over at once
+    shards there         partitions of the system topics `__offsets` and `__timer` (gateway/main/group_shards.py,
+                         timer_shards.py): of a node that is away, one of the others, which all of them find out alike,
+                         takes each over at once
 
 While the metadata cannot be reached nothing of this can be changed, and records come and go as before.
 """
@@ -34,7 +35,7 @@ from zlib import crc32
 
 import orjson
 
-from gateway.brokers.base import Broker
+from gateway.brokers.base import Broker, BrokerUnreachable
 from gateway.brokers.kafka.attached import AttachedBroker
 from gateway.brokers.kafka.broker import KafkaBroker, kept_ms
 from gateway.cluster import attaching
@@ -84,7 +85,8 @@ from gateway.cluster.peer import PeerBroker
 from gateway.cluster.peer_auth import Secret
 from gateway.cluster.peer_wire import Head
 from gateway.cluster.record import PartitionState
-from gateway.cluster.shard_log import Shard, ShardLog, ShardSnapshots, shard_of
+from gateway.cluster.shard_log import SHARD_TOPICS, Shard, ShardLog, ShardSnapshots, shard_of
+from gateway.cluster.timer_shard import shard_at
 from gateway.cluster.topics import (
     COUNTERS,
     TOPICS,
@@ -105,10 +107,20 @@ from store.clock import Clock
 from store.config import StoreConfig
 from store.data_format import VERSION as DATA_VERSION
 from store.errors import BrokerLacks, StoreError, TopicExists, UnknownQueue
-from store.topics import FIRST_USER_TOPIC_ID, OFFSETS, RESERVED_PREFIXES, Topic, TopicChoices, TopicTable, check_config
+from store.topics import (
+    FIRST_USER_TOPIC_ID,
+    OFFSETS,
+    RESERVED_PREFIXES,
+    TIMER,
+    Topic,
+    TopicChoices,
+    TopicTable,
+    check_config,
+)
 from store.topics import Changes as TopicChanges
-from store.types import QueueKey
+from store.types import Acks, Append, Appended, QueueKey
 from store.uncancelled import to_its_end
+from timer.schedule import decode_schedule_id
 
 log = logging.getLogger(__name__)
 
@@ -247,6 +259,9 @@ class ClusterNode:
         self.take_group: Callable[[str, bytes, int, int], Awaitable[bool]] = _no_groups
         """Takes a group that leaves another node; see `PeerBroker.take_group`. Set when there are groups here."""
 
+        self.schedule_in_shard: Callable[[Append, Acks, Sequence[bytes | None]], Awaitable[Appended]] = _no_shards
+        """Accepts delayed records of a shard that is here. Set when there may be any."""
+
         self.answers: dict[str, Callable[[Head], Awaitable[Head]]] = {}
         """What this node answers others beside a broker's operations (`ask_all`), by operation."""
 
@@ -258,6 +273,9 @@ class ClusterNode:
 
         self.groups_broker: str | None = None
         """The Kafka cluster on which shards of groups begin; None: only those that were begun are there."""
+
+        self.timers_broker: str | None = None
+        """Likewise, of delayed records."""
 
         self.blocked: str | None = None
         """Why this node could not move something the last time (gateway/cluster/balancer.py)."""
@@ -522,7 +540,7 @@ class ClusterNode:
                 await self._metadata.compare_and_set({key: _revision_of(found)}, {key: data})
 
     def _home(self, topic_id: int, partition: int) -> str:
-        if topic_id == OFFSETS.topic_id:
+        if topic_id in SHARD_TOPICS:
             return self.name  # of a shard that was not begun
         if (record := self._by_id.get(topic_id)) is None:
             raise UnknownQueue(f"topic id {topic_id} does not exist")
@@ -926,7 +944,7 @@ class ClusterNode:
             if owner == self.name:
                 is_due = not self._mover.is_at(topic_id, partition, known.record, broker)
             else:
-                is_next = topic_id == OFFSETS.topic_id and self._next_owner(partition) == self.name
+                is_next = topic_id in SHARD_TOPICS and self._next_owner(partition) == self.name
                 after_s = SHARD_TAKE_AFTER_S if is_next else TAKE_AFTER_S
                 is_due = owner in away and now_s - self._away_since_s[owner] >= after_s
                 if is_next and owner in away and not is_due:
@@ -974,19 +992,23 @@ class ClusterNode:
         """Up to which revision the metadata was followed."""
         return self._seen_revision
 
-    async def begin_shard(self, shard: int, broker: str) -> None:
-        """Have a shard of `__offsets` on a Kafka cluster, if there is none. Raises as `Mover.begin`."""
-        if (OFFSETS.topic_id, shard) not in self._follower.system_owners:
-            known = await self._mover.begin(OFFSETS.topic_id, shard, broker)
-            self._follower.note(OFFSETS.topic_id, shard, known)
+    async def begin_shard(self, topic_id: int, shard: int, broker: str) -> None:
+        """Have a shard of a system topic on a Kafka cluster, if there is none. Raises as `Mover.begin`."""
+        if self.shard_owner(topic_id, shard) is None:
+            known = await self._mover.begin(topic_id, shard, broker)
+            self._follower.note(topic_id, shard, known)
             self._doubt.set()
 
-    def shard(self, shard: int) -> Shard | None:
-        """A shard that this node serves; None: it does not."""
-        if self._follower.system_owners.get((OFFSETS.topic_id, shard)) != self.name:
+    def shard_owner(self, topic_id: int, shard: int) -> str | None:
+        """The node that owns a shard of a system topic; None: it was not begun."""
+        return self._follower.system_owners.get((topic_id, shard))
+
+    def shard(self, topic_id: int, shard: int) -> Shard | None:
+        """A shard of a system topic that this node serves; None: it does not."""
+        if self.shard_owner(topic_id, shard) != self.name:
             return None
-        known = self._follower.known(OFFSETS.topic_id, shard)
-        chain = self._follower.known_chain(OFFSETS.topic_id, shard)
+        known = self._follower.known(topic_id, shard)
+        chain = self._follower.known_chain(topic_id, shard)
         if known is None or chain is None or known.revision > self._seen_revision:  # a name may be some node's own yet
             return None
         kafka = chain[-1].broker
@@ -994,17 +1016,25 @@ class ClusterNode:
             return None
         return Shard(shard, chain, kafka, self._doubt.set) if kafka.serves(chain[-1].queue) else None
 
+    def timer_owner(self, schedule: str) -> str | None:
+        """The node that has the schedule of an id, by the shard that it names; None: it names none."""
+        try:
+            shard = shard_at(decode_schedule_id(schedule).position)
+        except ValueError:
+            return None
+        return None if shard is None else self.shard_owner(TIMER.topic_id, shard)
+
     def snapshots_of(self, shard: Shard, log: ShardLog) -> ShardSnapshots:
         """Where the snapshots of a shard are."""
 
         async def verified() -> int:
-            known = await self._mover.verify(OFFSETS.topic_id, shard.number)
-            self._follower.note(OFFSETS.topic_id, shard.number, known)
+            known = await self._mover.verify(*shard.queue)
+            self._follower.note(*shard.queue, known)
             record = known.record
-            is_own = queue_of(OFFSETS.topic_id, shard.number, record.open_segment) == shard.tenure
+            is_own = queue_of(*shard.queue, record.open_segment) == shard.tenure
             return record.verified if is_own and record.state is PartitionState.NORMAL else 0
 
-        return ShardSnapshots(shard.number, log, self._metadata, self._clock, verified=verified)
+        return ShardSnapshots(shard.queue, log, self._metadata, self._clock, verified=verified)
 
     async def receipt_keys(self, own: Sequence[bytes]) -> list[bytes]:
         """The keys with which all nodes sign receipts of groups, after those of this one are told to the others: a
@@ -1020,7 +1050,7 @@ class ClusterNode:
     def _shard_owner(self, kind: str, name: str) -> str | None:
         if kind != GROUPS or not self._follower.system_owners:
             return None
-        return self._follower.system_owners.get((OFFSETS.topic_id, shard_of(name)))
+        return self.shard_owner(OFFSETS.topic_id, shard_of(name))
 
     def is_sharded(self, group: str) -> bool:
         """Whether a group belongs to a shard, not to a node by its own name."""
@@ -1125,7 +1155,7 @@ class ClusterNode:
     async def _claim_shard(self, group: str, broker: str) -> str:
         while (owner := self.owner(GROUPS, group)) is None:
             try:
-                await self.begin_shard(shard_of(group), broker)
+                await self.begin_shard(OFFSETS.topic_id, shard_of(group), broker)
             except (MoveConflict, UnknownBroker) as error:
                 raise Unavailable(f"the shard of group {group} is not begun: {error}") from error
         return owner
@@ -1161,6 +1191,10 @@ def _grown(partitions: int, table: TopicTable) -> object:
     """What is to be done for the topic in a table to have so many partitions at least."""
     topic = table.all()[-1]
     return table.decide_grow(topic.name, max(partitions, topic.partitions))
+
+
+async def _no_shards(append: Append, _acks: Acks, _keys: Sequence[bytes | None]) -> Appended:
+    raise BrokerUnreachable(f"shard {append.queue} of delayed records is not here")
 
 
 def _owner_key(kind: str, name: str) -> str:

@@ -1,8 +1,8 @@
-"""One shard of the system topic `__offsets` on a Kafka cluster, as the log of the groups that belong to it: what a
-`gateway.brokers.event_log.EventLog` writes to and reads from, in one tenure of one node.
+"""One shard of a system topic on a Kafka cluster, in one tenure of one node: of `__offsets`, the log of the groups that
+belong to it, which a `gateway.brokers.event_log.EventLog` writes to and reads from; or of `__timer` (timer_shard.py).
 
-A shard is a partition with a record as any other one (topic id 3; gateway/cluster/record.py): a chain of tenures, the
-last one open, taken over with a fence. Clients do not see it, as no route table has it. It is addressed here in the
+A shard is a partition with a record as any other one (topic id 3 or 2; gateway/cluster/record.py): a chain of tenures,
+the last one open, taken over with a fence. Clients do not see it, as no route table has it. It is addressed here in the
 offsets of its chain, and appended to in the one tenure that this node served when it was made: never through another
 node.
 
@@ -44,11 +44,14 @@ from store.errors import Corrupt, Overloaded, SealedQueue, StoreError
 from store.limits import KiB, MiB
 from store.record_batch import Record
 from store.snapshot import Snapshot
-from store.topics import OFFSETS, Topic
+from store.topics import OFFSETS, TIMER, Topic
 from store.types import Acks, Append, Appended, Bounds, QueueKey, ReadResult
 
 SHARDS = 16
 """Never changed: it says to which shard a group belongs."""
+
+SHARD_TOPICS = {topic.topic_id: Topic(topic.topic_id, topic.name, SHARDS) for topic in (TIMER, OFFSETS)}
+"""The topics that have shards, as Kafka clusters have them, by id."""
 
 SNAPSHOT = b"snapshot"
 PART_BYTES = 512 * KiB
@@ -81,6 +84,16 @@ class Shard:
         """Whether it takes events."""
         return self.kafka.serves(self.tenure)
 
+    @property
+    def queue(self) -> QueueKey:
+        """The topic, and its number there."""
+        return QueueKey(self.tenure.topic_id, self.number)
+
+    @property
+    def topic_name(self) -> str:
+        """Of the topic."""
+        return SHARD_TOPICS[self.tenure.topic_id].name
+
 
 class ShardLog:
     """`gateway.brokers.event_log.Log` of a shard."""
@@ -88,7 +101,8 @@ class ShardLog:
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
         routes = RouteTable()
-        routes.set_chains(Topic(OFFSETS.topic_id, OFFSETS.name, 1), [shard.chain])
+        self._topic = shard.topic_name
+        routes.set_chains(Topic(shard.tenure.topic_id, self._topic, 1), [shard.chain])
         self._reader = PartitionReader(routes)
 
     async def append(self, appends: Sequence[Append], *, acks: Acks) -> list[Appended]:
@@ -98,7 +112,7 @@ class ShardLog:
             appended = await shard.kafka.append([replace(one, queue=opened.queue) for one in appends], acks=acks)
         except SealedQueue as error:
             raise Overloaded(
-                f"shard {shard.number} of {OFFSETS.name} is being taken over; nothing was stored"
+                f"shard {shard.number} of {self._topic} is being taken over; nothing was stored"
             ) from error
         except AnswerLost:
             shard.kafka.refuse(opened.queue)
@@ -108,11 +122,11 @@ class ShardLog:
 
     async def read(self, queue: QueueKey, offset: int, *, max_bytes: int) -> ReadResult:
         """See `Broker.read`."""
-        return await self._reader.read(OFFSETS.name, 0, offset, max_bytes=max_bytes)
+        return await self._reader.read(self._topic, 0, offset, max_bytes=max_bytes)
 
     async def bounds(self, queue: QueueKey) -> Bounds:
         """See `Broker.bounds`."""
-        return Bounds(*await self._reader.bounds(OFFSETS.name, 0))
+        return Bounds(*await self._reader.bounds(self._topic, 0))
 
     async def give_up_before(self, offset: int, *, verified: int) -> None:
         """Give up the records before an offset, those of the open segment before a physical one, `verified`, too (0:
@@ -132,7 +146,7 @@ class ShardSnapshots:
 
     def __init__(
         self,
-        shard: int,
+        shard: QueueKey,
         log: ShardLog,
         metadata: Metadata,
         clock: Clock,
@@ -140,8 +154,8 @@ class ShardSnapshots:
         verified: Callable[[], Awaitable[int]],
     ) -> None:
         self._verified = verified
-        self._key = f"{SNAPSHOTS}{OFFSETS.topic_id}/{shard}"
-        self._queue = QueueKey(OFFSETS.topic_id, shard)
+        self._key = f"{SNAPSHOTS}{shard.topic_id}/{shard.queue_id}"
+        self._queue = shard
         self._log = log
         self._metadata = metadata
         self._clock = clock
@@ -166,11 +180,12 @@ class ShardSnapshots:
             offset = read.next_offset
         content = b"".join(parts)
         if (len(content), crc32(content)) != (place["bytes"], place["crc"]):
-            raise Corrupt(OFFSETS.name, place["first"], "the snapshot is not whole")
+            raise Corrupt(self._key, place["first"], "the snapshot is not whole")
         return Snapshot(place["next"], content)
 
-    async def save(self, next_offset: int, content: Callable[[], bytes]) -> None:
-        """See `Snapshots.save`. The metadata may be away: Overloaded."""
+    async def save(self, next_offset: int, content: Callable[[], bytes], *, needed: int | None = None) -> None:
+        """See `Snapshots.save`. The metadata may be away: Overloaded. `needed`: records from this offset on are not
+        given up, though the snapshot holds what they have led to."""
         whole = content()
         name = str(next_offset).encode()
         first = end = next_offset
@@ -190,7 +205,9 @@ class ShardSnapshots:
         if not is_newest:
             raise Overloaded(f"{self._key} has a newer snapshot: another node has it")
         with suppress(StoreError, MetadataError, MoveConflict, ValueError):  # the next one gives them up
-            await self._log.give_up_before(next_offset, verified=await self._verified())
+            await self._log.give_up_before(
+                next_offset if needed is None else min(next_offset, needed), verified=await self._verified()
+            )
 
     async def _set(self, place: dict[str, int]) -> bool:
         """Whether the metadata names this snapshot, and not a newer one."""

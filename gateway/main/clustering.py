@@ -26,15 +26,16 @@ from gateway.cluster.members import CannotJoin, Member, check_node_name, join
 from gateway.cluster.metadata import Metadata, Unavailable
 from gateway.cluster.node import ClusterNode
 from gateway.cluster.peer_auth import Secret
+from gateway.cluster.shard_log import SHARD_TOPICS
 from gateway.cluster.topics import TopicsInMemory
 from gateway.groups.coordinator.service import Coordinator
 from gateway.main.admin import LocalAdmin, pin
 from gateway.main.group_moves import GroupMoves, OwnGroups
-from gateway.main.group_shards import SHARDS_TOPIC
 from gateway.main.identity import cluster_id
 from gateway.main.kafka_brokers import kafka_addresses
 from gateway.main.listener import address_of, listening_to_nodes, url_of
 from gateway.main.secret_files import kept_fresh, secret_in, secret_of
+from gateway.main.timer_shards import ShardTimers
 from gateway.main.tls import ServerTls
 from gateway.routing.base import TopicView
 from gateway.routing.table import RouteTable
@@ -74,7 +75,12 @@ def checked(config: ClusterConfig) -> tuple[Secret, EtcdConfig]:
 def checked_kafka(config: ClusterConfig, node: str) -> dict[str, KafkaAddress]:
     """The Kafka clusters of a node, by name. Raises ConfigError."""
     clusters = kafka_addresses(config.kafka, node=node)
-    for setting, name in (("default_broker", config.default_broker), ("groups_broker", config.groups_broker)):
+    chosen = {
+        "default_broker": config.default_broker,
+        "groups_broker": config.groups_broker,
+        "timers_broker": config.timers_broker,
+    }
+    for setting, name in chosen.items():
         if name is not None and name not in clusters:
             raise ConfigError(f"cluster.{setting}: {name} is no broker of cluster.kafka ({', '.join(clusters)})")
     return clusters
@@ -197,7 +203,11 @@ async def clustered(
         try:
             async with AsyncExitStack() as serving:
                 if internal is not None:
-                    beside = Beside(admin.broker, [*clusters.values(), *attached.values()])
+                    beside = Beside(
+                        admin.broker,
+                        [*clusters.values(), *attached.values()],
+                        lambda *append: node.schedule_in_shard(*append),
+                    )
                     service = PeerService(
                         beside if clusters else admin.broker,
                         secret,
@@ -238,6 +248,7 @@ async def following(
         node = ClusterNode(name, metadata, broker, secret, kept, routes, clock, on_topics=lambda: None)
         node.cluster_id = cluster
         routes.refresh_by = node.refresh
+        routes.timers = ShardTimers(node, None)
         try:
             yield node
         finally:
@@ -275,12 +286,12 @@ def _queues_of(store: Store, beside: Beside, topic_id: int) -> list[QueueKey]:
 
 
 def _topic_of(routes: RouteTable, topic_id: int) -> TopicView:
-    return SHARDS_TOPIC if topic_id == SHARDS_TOPIC.topic_id else routes.by_id(topic_id)
+    return SHARD_TOPICS.get(topic_id) or routes.by_id(topic_id)
 
 
 def _retention_ms(store: Store, routes: RouteTable, topic_id: int) -> int:
     """How long a topic keeps its records, by its own setting or the server's."""
-    if topic_id == SHARDS_TOPIC.topic_id:
+    if topic_id in SHARD_TOPICS:
         return FOR_EVER_MS  # what snapshots stand for is given up when they are there
     return kept_ms(routes.by_id(topic_id).config.retention_ms, store.config.retention_ms)
 

@@ -19,7 +19,7 @@ from gateway.cluster.node import ClusterNode
 from gateway.cluster.shard_log import SHARDS, Shard, ShardLog, shard_of
 from gateway.groups.coordinator.service import Coordinator
 from store.errors import Overloaded, StoreError
-from store.topics import OFFSETS, Topic
+from store.topics import OFFSETS
 
 log = logging.getLogger(__name__)
 
@@ -33,9 +33,6 @@ SAVE_EVENTS_MAX = 50_000
 
 LAST_SAVE_S = 2.0
 """How long a stop waits for the last snapshots."""
-
-SHARDS_TOPIC = Topic(OFFSETS.topic_id, OFFSETS.name, SHARDS)
-"""As Kafka clusters have it: `__offsets`, behind their prefix."""
 
 ERRORS = (MoveConflict, MetadataError, StoreError, UnknownBroker, ValueError)
 
@@ -96,7 +93,7 @@ class GroupShards:
         for shard in range(SHARDS):
             while True:
                 try:
-                    await self._node.begin_shard(shard, broker)
+                    await self._node.begin_shard(OFFSETS.topic_id, shard, broker)
                     break
                 except MoveConflict:
                     pass
@@ -116,7 +113,7 @@ class GroupShards:
 
     async def _look(self, number: int) -> None:
         groups = self._groups.shards
-        found, here = self._node.shard(number), self._here.get(number)
+        found, here = self._node.shard(OFFSETS.topic_id, number), self._here.get(number)
         if here is not None and (found is None or found.tenure != here.shard.tenure):
             if found is None and here.shard.is_served:
                 return  # a move is under way; it may come back to nothing

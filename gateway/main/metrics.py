@@ -17,6 +17,7 @@ from gateway.api.trail import TrailStats
 from gateway.cluster.move_stats import OUTCOMES, PAUSE_BOUNDS_MS
 from gateway.cluster.node import ClusterNode
 from gateway.codec.texts import TextCache
+from gateway.main.all_timers import AllTimers
 from gateway.recurring.service import RecurringSchedules
 from gateway.settings.limits import Limits
 from gateway.surfaces.http.context import LATENCY_BOUNDS_S, GatewayStats
@@ -253,7 +254,7 @@ class MoveCollector:
         )
 
 
-def timer_metrics(timer: TimerService) -> Iterator[Metric]:
+def timer_metrics(timer: TimerService | AllTimers) -> Iterator[Metric]:
     """What the timer counts."""
     counts = timer.metrics
     yield from integers_of(counts, "mq_schedule")

@@ -13,6 +13,7 @@ from gateway.api.figures import TIMER_BEHIND_MS, Counters, Gauges, Reading, Trou
 from gateway.api.producer import Producer
 from gateway.groups.coordinator.service import Coordinator
 from gateway.main.admin import LocalAdmin
+from gateway.main.all_timers import AllTimers
 from gateway.main.loop_watch import LoopWatch
 from gateway.main.memory import resident_bytes
 from gateway.surfaces.http.context import Gateway
@@ -29,7 +30,7 @@ class Readings:
         self,
         gateway: Gateway,
         store: Store,
-        timer: TimerService,
+        timer: TimerService | AllTimers,
         admin: LocalAdmin,
         groups: Coordinator,
         loop_watch: LoopWatch,

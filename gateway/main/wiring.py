@@ -43,6 +43,7 @@ from gateway.groups.coordinator.metrics import coordinator_metrics
 from gateway.groups.coordinator.service import Coordinator
 from gateway.main import joined
 from gateway.main.admin import BROKER_NAME, LocalAdmin, pin
+from gateway.main.all_timers import AllTimers
 from gateway.main.application import build_application
 from gateway.main.clustering import belonging, checked, checked_kafka, clustered
 from gateway.main.file_handles import within_handles
@@ -79,6 +80,7 @@ from gateway.main.notify import Notifier
 from gateway.main.readings import Readings
 from gateway.main.recurring_names import RecurringNames
 from gateway.main.reload import AuthReloader, reload_forever
+from gateway.main.timer_shards import TimerShards
 from gateway.main.tls import ServerTls
 from gateway.main.version import installed_version
 from gateway.main.workers import TopicFeed, Workers
@@ -205,7 +207,15 @@ async def run(
                 )
             trail = Trail(config.data, files, clock, monotonic_s=time.monotonic)
             parts.push_async_callback(trail.close)
-            gateway, groups = build_gateway(config, store, timer, admin, clock, trail)
+            timers: TimerService | AllTimers = timer
+            if node is not None:
+                timer_shards = TimerShards(
+                    node, routes, files, clock, config.timer, broker=config.cluster.timers_broker,
+                    directory=config.data, window_ms=config.store.dedup_window_ms, metrics=timer.metrics,
+                )  # fmt: skip
+                parts.push_async_callback(timer_shards.close)
+                timers = AllTimers(timer, timer_shards)
+            gateway, groups = build_gateway(config, store, timers, admin, clock, trail)
             await parts.enter_async_context(_opened_groups(groups, store, admin))
             if node is not None:
                 group_moves = GroupMoves(groups, node)
@@ -227,11 +237,11 @@ async def run(
             gateway = replace(gateway, authenticator=auth_reloader.authenticator)
             auth_reloader.judge_by(groups.dead_letters.origins)
         loop_watch = LoopWatch()
-        readings = Readings(gateway, store, timer, admin, groups, loop_watch)
+        readings = Readings(gateway, store, timers, admin, groups, loop_watch)
         figures = Figures(readings, clock_ms=clock.now_ms, monotonic_ms=lambda: monotonic_ns() // 1_000_000)
         gateway = replace(gateway, figures=figures)
         application = build_application(gateway)
-        application[SCHEDULES] = timer
+        application[SCHEDULES] = timers
         application[RECURRING] = recurring
         if node is not None:
             gateway.metrics.register(MoveCollector(node))
@@ -270,6 +280,7 @@ async def run(
                     tasks.create_task(group_moves.run(), name="groups of others"),
                     tasks.create_task(recurring_names.run(), name="names of recurring schedules"),
                     tasks.create_task(group_shards.run(), name="groups on Kafka"),
+                    tasks.create_task(timer_shards.run(), name="timers on Kafka"),
                     tasks.create_task(balancer.run(), name="balance"),
                     tasks.create_task(group_mirror.run(), name="groups told to Kafka"),
                 ]
@@ -309,7 +320,7 @@ async def run(
                 manager.stopping()
                 log.info("stopping; a second signal stops at once")
                 if node is not None:
-                    await group_shards.save()
+                    await asyncio.gather(group_shards.save(), timer_shards.save())
                 await asyncio.sleep(config.drain_delay_ms / 1000)
                 log.info("draining")
                 gateway.draining.set()
@@ -329,7 +340,7 @@ def _warn_of_exposure(config: GatewayConfig) -> None:
 def build_gateway(
     config: GatewayConfig,
     store: Store,
-    timer: TimerService,
+    timer: TimerService | AllTimers,
     admin: LocalAdmin,
     clock: Clock,
     trail: Trail | None = None,

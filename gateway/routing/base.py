@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from gateway.brokers.base import Broker
+from gateway.brokers.base import Broker, Scheduler
 from store.errors import StoreError, UnknownQueue
 from store.topics import KeyForm, TopicConfig
 from store.types import Original, QueueKey
@@ -115,6 +115,11 @@ class Routes(Protocol):
 
     def by_id(self, topic_id: int) -> TopicView:
         """Raises store.errors.UnknownQueue."""
+        ...
+
+    def timer(self, topic_id: int, partition: int, key: str | None = None) -> Scheduler | None:
+        """What keeps delayed records of a partition, and of a schedule key, that have no ids by which repeated sends
+        are recognised; None: the partition's broker, which keeps all others."""
         ...
 
     def chain(self, topic: str, partition: int) -> Sequence[Route]:

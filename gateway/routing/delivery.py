@@ -38,6 +38,7 @@ from store.errors import (
 from store.light_names import LightNames
 from store.record_batch import Record
 from store.types import ID_BYTES, Acks, Append, Identity, ReadResult, Source
+from timer.delivery import SCHEDULE_ID_HEADER
 from timer.ports import Due, Target, append_of
 
 log = logging.getLogger(__name__)
@@ -48,10 +49,13 @@ _Sent = list[tuple[Due, Route]]
 
 
 class RoutedPartitions:
-    """`timer.ports.Partitions` over a route table, for the timer of the broker called `own`."""
+    """`timer.ports.Partitions` over a route table, for the timer of the broker called `own`; or of a shard of
+    `__timer`, which is no broker (`is_shard`): then the schedule is the record's message id, as it may have been copied
+    before it is known what became of an earlier delivery."""
 
-    def __init__(self, routes: Routes, *, own: str) -> None:
+    def __init__(self, routes: Routes, *, own: str, is_shard: bool = False) -> None:
         self._routes = routes
+        self._is_shard = is_shard
         self._reader = PartitionReader(routes)
         self._own = own
 
@@ -131,7 +135,7 @@ class RoutedPartitions:
                 found[index] = offset
             found_offsets.append(found)
             if len(found) < due.record_count:
-                rest.append((_only(due, [index for index in range(due.record_count) if index not in found]), route))
+                rest.append((only(due, [index for index in range(due.record_count) if index not in found]), route))
         stored = iter(await self._store(broker, rest) if rest else ())
         offsets: list[Sequence[int]] = []
         for (due, _), found in zip(sent, found_offsets, strict=True):
@@ -145,17 +149,29 @@ class RoutedPartitions:
         if is_own and route.queue.queue_id == due.target.partition:  # it has never moved
             return append
         own = self._own.encode()
-        message_ids = [message_id_of(own, source) for source in due.sources]
+        if self._is_shard:
+            message_ids = [_hashed(id_ + own) for id_ in schedule_ids_of(due)]
+        else:
+            message_ids = [message_id_of(own, source) for source in due.sources]
         return replace(append, sources=due.sources if is_own else (), identity=Identity(message_ids=message_ids))
 
 
 def message_id_of(broker: bytes, source: Source) -> bytes:
     """The message id of the record that a copy in the timer of a broker (its name) becomes on another broker."""
-    return blake2b(_SOURCE.pack(*source) + broker, digest_size=ID_BYTES, person=b"mq-schedule").digest()
+    return _hashed(_SOURCE.pack(*source) + broker)
 
 
-def _only(due: Due, indexes: Sequence[int]) -> Due:
-    """Some of the records."""
+def _hashed(name: bytes) -> bytes:
+    return blake2b(name, digest_size=ID_BYTES, person=b"mq-schedule").digest()
+
+
+def schedule_ids_of(due: Due) -> list[bytes]:
+    """The schedules of due records, which their headers name: of each the last one of that name is the timer's."""
+    return [dict(record.headers)[SCHEDULE_ID_HEADER] or b"" for record in record_batch.decode(due.batch)]
+
+
+def only(due: Due, indexes: Sequence[int]) -> Due:
+    """Some of the records of a batch."""
     records = list(record_batch.decode(due.batch))
     some = [records[index] for index in indexes]
     return due._replace(

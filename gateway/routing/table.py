@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from itertools import chain as chained
 from operator import attrgetter
 
-from gateway.brokers.base import AnswerLost, Broker, BrokerUnreachable
+from gateway.brokers.base import AnswerLost, Broker, BrokerUnreachable, Scheduler
 from gateway.routing.base import Attachment, TopicView
 from gateway.routing.fault import CURRENT, LatencyFaults, PenaltyTable
 from store.errors import DiskFull, Overloaded, PartitionLeft, SealedQueue, StoreError, StoreStopped, UnknownQueue
@@ -86,6 +86,9 @@ class RouteTable:
         self._watching: dict[tuple[str, int | None], dict[object, Callable[[], None]]] = {}
         self.partition_count = 0
         """Partitions of all topics."""
+
+        self.timers: Callable[[int, int, str | None], Scheduler | None] = lambda *_: None
+        """See `timer`."""
 
         self.refresh_by: Callable[[str, int], Awaitable[None]] | None = None
         """Looks where a partition is now, and sets its chain; None: this table is all there is."""
@@ -159,6 +162,10 @@ class RouteTable:
         if topic is None:
             raise UnknownQueue(f"topic id {topic_id} does not exist")
         return topic
+
+    def timer(self, topic_id: int, partition: int, key: str | None = None) -> Scheduler | None:
+        """See `Routes.timer`."""
+        return self.timers(topic_id, partition, key)
 
     def writable(self, topic: str, partition: int) -> Segment:
         """The open segment of a partition. Raises UnknownQueue."""

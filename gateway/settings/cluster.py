@@ -63,6 +63,10 @@ class ClusterConfig:
     """The Kafka cluster, by its name in `cluster.kafka`, that keeps the consumer groups which are made from now on:
     when a node dies, others go on with them. For good, and the same on all nodes. See docs/kafka-broker.md."""
 
+    timers_broker: str | None = None
+    """The Kafka cluster, by its name in `cluster.kafka`, that keeps the delayed records which are accepted from now on:
+    when a node dies, others deliver them. For good, and the same on all nodes. See docs/kafka-broker.md."""
+
     balance: bool = True
     """Whether this node, when it is new to the cluster, takes its share of the partitions by itself. `mq broker add`
     has it do so at any time."""
@@ -93,10 +97,11 @@ class ClusterConfig:
             raise ValueError("cluster.join and cluster.kafka contradict each other: a gateway has no broker of its own")
         if self.default_broker is not None and not self.kafka:
             raise ValueError("cluster.default_broker needs cluster.kafka: it is one of the Kafka clusters there")
-        if self.groups_broker is not None and not (self.kafka and self.etcd):
-            raise ValueError(
-                "cluster.groups_broker needs cluster.kafka and cluster.etcd: several nodes that share a cluster"
-            )
+        for name, broker in (("groups_broker", self.groups_broker), ("timers_broker", self.timers_broker)):
+            if broker is not None and not (self.kafka and self.etcd):
+                raise ValueError(
+                    f"cluster.{name} needs cluster.kafka and cluster.etcd: several nodes that share a cluster"
+                )
         if self.is_only_node:
             return
         if self.node is None and not self.join:

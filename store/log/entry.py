@@ -183,7 +183,7 @@ def encode_entry(
 ) -> list[Buffer]:
     """The buffers of one entry, to be written end to end. `batch` is `append.batch` with its base offset set, in one
     piece or in several."""
-    extension = _encode_extension(append)
+    extension = encode_extension(append)
     length = HEADER_BYTES + len(topic) + len(extension) + sum(map(len, batch))
     header = bytearray(HEADER_BYTES)
     _HEADER.pack_into(
@@ -262,7 +262,7 @@ def decode_entry(view: memoryview, at: int, position: int) -> Entry | Blank | Da
     light: LightNames | None = None
     if extension_bytes:
         extension = view[extension_from : extension_from + extension_bytes]
-        tag_hashes, delays, sources, identity, light = _decode_extension(extension, record_count)
+        tag_hashes, delays, sources, identity, light = decode_extension(extension, record_count)
     return Entry(
         position,
         padded(length),
@@ -374,7 +374,8 @@ def _packed(rows: Sequence[_Row], layout: struct.Struct, make: Callable[[Iterabl
     return Packed(b"".join([layout.pack(*row) for row in rows]), layout, make)
 
 
-def _encode_extension(append: Append) -> bytes:
+def encode_extension(append: Append) -> bytes:
+    """The extension of an append's entry; empty when it has none."""
     if not (append.tag_hashes or append.delays or append.sources or append.identity or append.light):
         return b""
     parts = []
@@ -400,7 +401,7 @@ def encode_identity(identity: Identity) -> bytes:
 def decode_identity(blocks: bytes, record_count: int) -> Identity | None:
     """What `encode_identity` gave, of a batch of so many records; None for no blocks. Raises struct.error, KeyError for
     other bytes."""
-    return _decode_extension(memoryview(blocks), record_count)[3]
+    return decode_extension(memoryview(blocks), record_count)[3]
 
 
 def _encode_identity(identity: Identity) -> list[bytes]:
@@ -419,7 +420,7 @@ def _encode_identity(identity: Identity) -> list[bytes]:
     return parts
 
 
-def _decode_extension(
+def decode_extension(
     view: memoryview, record_count: int
 ) -> tuple[Sequence[int], Sequence[Delay], Sequence[Source], Identity | None, LightNames | None]:
     """Blocks were written by us and are covered by the CRC, so they are trusted to be whole."""

@@ -193,6 +193,9 @@ class FakeKeyIndex:
         self.rows = {**kept, **rows}
         self.queue_offset = queue_offset
 
+    def all_rows(self) -> Iterable[tuple[TopicKey, KeyRow]]:
+        return list(self.rows.items())
+
     def reset(self) -> None:
         self.rows: dict[TopicKey, KeyRow] = {}
         self.queue_offset = -1

@@ -5,20 +5,25 @@ attached topic."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from gateway.brokers.base import Broker, all_stored
 from gateway.brokers.kafka.attached import AttachedBroker
 from gateway.brokers.kafka.broker import KafkaBroker
+from store.topics import TIMER_QUEUE
 from store.types import Acks, Append, Appended, Boundary, Bounds, ExportedIds, QueueKey, ReadResult
+
+Schedules = Callable[[Append, Acks, Sequence[bytes | None]], Awaitable[Appended]]
+"""As `Broker.schedule`."""
 
 
 class Beside:
-    """`Broker` over the own one and Kafka clusters."""
+    """`Broker` over the own one and Kafka clusters. `schedules` takes what is for shards of `__timer`."""
 
-    def __init__(self, own: Broker, kafka: Sequence[KafkaBroker | AttachedBroker]) -> None:
+    def __init__(self, own: Broker, kafka: Sequence[KafkaBroker | AttachedBroker], schedules: Schedules) -> None:
         self._own = own
         self._kafka = kafka
+        self._schedules = schedules
 
     @property
     def name(self) -> str:
@@ -51,6 +56,8 @@ class Beside:
 
     async def schedule(self, append: Append, *, acks: Acks, keys: Sequence[bytes | None] = ()) -> Appended:
         """See `Broker.schedule`."""
+        if append.queue != TIMER_QUEUE:
+            return await self._schedules(append, acks, keys)
         return await self._own.schedule(append, acks=acks, keys=keys)
 
     async def read(

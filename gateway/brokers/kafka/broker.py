@@ -49,7 +49,7 @@ from store.errors import (
 )
 from store.limits import MiB
 from store.log.entry import decode_identity, encode_identity
-from store.topics import partition_of
+from store.topics import FIRST_USER_TOPIC_ID, partition_of
 from store.types import (
     Acks,
     Append,
@@ -310,7 +310,7 @@ class KafkaBroker:
         """Where a tenure begins whose fence is written: behind another one, which names what a later owner needs to
         recognise repeated sends. `after`: the tenure on the same Kafka partition that it follows, which is sealed;
         else all was told before (`import_ids`). Raises as `fence`; Corrupt."""
-        if after is not None:
+        if after is not None and after.topic_id >= FIRST_USER_TOPIC_ID:  # what is appended to shards has no ids
             await self._recall(after)
         offsets = self._repeats.parts_of(queue, self._clock.now_ms())
         for content in self._repeats.producers_of(queue):

@@ -62,8 +62,12 @@ class CopyWriter:
         for part in _cut(copies):
             route = self._context.routes.writable(view.name, 0)
             delays = [Delay(copy.due_ms, view.topic_id, copy.partition % view.partitions) for copy in part]
-            scheduling = route.broker.schedule(_append_of(TIMER_QUEUE, part, delays), acks=Acks.FLUSHED)
-            await told(self._context.routes, route.broker, scheduling)
+            append = _append_of(TIMER_QUEUE, part, delays)
+            if (shard := self._context.routes.timer(view.topic_id, 0)) is not None:
+                await shard.schedule(append, acks=Acks.FLUSHED)
+            else:
+                scheduling = route.broker.schedule(append, acks=Acks.FLUSHED)
+                await told(self._context.routes, route.broker, scheduling)
         self._context.stats.retry_count += len(copies)
 
     async def retry_now(self, group: str, copies: Sequence[Copy]) -> None:

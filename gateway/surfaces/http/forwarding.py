@@ -227,7 +227,7 @@ def _owner_of(cluster: Cluster, request: web.Request) -> str | None:
     named = request.match_info
     for one in NAMED_BY_NODE:
         if one in named:
-            return node_in(request, one)
+            return node_in(cluster, request, one)
     if (recurring := named.get("recurring")) is not None:
         return cluster.owner(RECURRING, recurring)
     if (group := named.get("group")) is not None:
@@ -268,7 +268,7 @@ def forwarding(gateway: Gateway, path: str, handler: Handler) -> Handler:
     async def forwarded(gateway: Gateway, request: web.Request, body: bytes) -> web.StreamResponse:
         if kind is None:
             assert named is not None
-            owner = node_in(request, named) or cluster.name
+            owner = node_in(cluster, request, named) or cluster.name
         else:
             name = request.match_info["group" if kind == GROUPS else "recurring"]
             known = cluster.owner(kind, name)
@@ -298,11 +298,13 @@ NAMED_BY_NODE = ("schedule", "connection", "session")
 """What is named in a path by an id that begins with its node."""
 
 
-def node_in(request: web.Request, named: str) -> str | None:
-    """The node that an id in the path names. With `topic` a schedule is named by its key, which names none."""
+def node_in(cluster: Cluster, request: web.Request, named: str) -> str | None:
+    """The node that an id in the path names, or whose shard of delayed records. With `topic` a schedule is named by its
+    key, which names none."""
     if named == "schedule" and "topic" in request.query:
         return None
-    return split_node(request.match_info[named])[0]
+    node, rest = split_node(request.match_info[named])
+    return cluster.timer_owner(rest) if node is None and named == "schedule" else node
 
 
 _GROUP_IN_QUERY = ("/mq/v1/topics/{topic}/sse", "/ws/v1/consume")

@@ -219,7 +219,7 @@ async def _batch(nodes: _Nodes, body: bytes) -> web.StreamResponse:
     """Changes of delayed records by id: each node does those of its own."""
     gateway, request, name = nodes.gateway, nodes.request, nodes.cluster.name
     ids = read_shape(BatchBody, body, gateway).schedule_ids
-    places = by_node(ids, name, known=nodes.cluster.members)
+    places = by_node(ids, name, known=nodes.cluster.members, timer_owner=nodes.cluster.timer_owner)
     if places.keys() <= {name}:
         return await nodes.handler(gateway, request, body)
     asked = orjson.loads(body)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Protocol
 
@@ -38,6 +38,7 @@ from gateway.api.shapes.queries import (
 )
 from gateway.api.shapes.schedules import BatchBody, MoveBy, MoveTo
 from gateway.auth.access import OPEN, Permission
+from gateway.cluster.timer_shard import shard_at
 from gateway.codec.json_text import parse_json
 from gateway.codec.records import stored_forms
 from gateway.codec.schedule_ids import split_node, with_node
@@ -76,7 +77,7 @@ class ScheduleAdmin(Protocol):
         """How many schedules are pending."""
         ...
 
-    def pending_counts(self) -> dict[int, int]:
+    def pending_counts(self) -> Mapping[int, int]:
         """How many are pending, by topic id."""
         ...
 
@@ -443,7 +444,9 @@ async def _total(timer: ScheduleAdmin, query: ScheduleQuery, *, is_first: bool) 
 
 
 def _text(gateway: Gateway, schedule: ScheduleId) -> str:
-    return with_node(None if gateway.cluster is None else gateway.cluster.name, schedule.text)
+    """The id as clients know it: of one that is in a shard it names no node."""
+    is_of_node = gateway.cluster is not None and shard_at(schedule.position) is None
+    return with_node(gateway.cluster.name if is_of_node and gateway.cluster is not None else None, schedule.text)
 
 
 def _row(gateway: Gateway, schedule: Schedule, with_value: bool) -> dict[str, object]:

@@ -8,7 +8,7 @@ from typing import cast
 
 from gateway.brokers.base import Broker
 from gateway.cluster import peer_wire
-from gateway.cluster.peer import MESSAGE_BYTES_MAX
+from gateway.cluster.peer_link import MESSAGE_BYTES_MAX
 from gateway.cluster.peer_wire import Batches, Head
 from gateway.routing.light import LightQueues
 from store.errors import StoreError

@@ -143,8 +143,10 @@ def test_counts_are_added_place_by_place() -> None:
 
 
 def test_ids_go_to_the_nodes_that_they_name() -> None:
-    ids = ["n2.s1", "s2", "n1.s3", "n9.s4", "n2.s5"]
-    assert merged.by_node(ids, "n1", known=NODES) == {"n2": [0, 4], "n1": [1, 2, 3]}
+    ids = ["n2.s1", "s2", "n1.s3", "n9.s4", "n2.s5", "s6"]
+    shards = {"s6": "n2"}
+    found = merged.by_node(ids, "n1", known=NODES, timer_owner=shards.get)
+    assert found == {"n2": [0, 4, 5], "n1": [1, 2, 3]}
 
 
 @pytest.mark.parametrize("text", ["", "12", "12@", "x@n1", "1.@n1", ".1@n1", "1.2.3@n1", f"{'9' * 19}@n1"])

@@ -11,10 +11,9 @@ from gateway.brokers.kafka.broker import KafkaBroker
 from gateway.cluster.memory import MemoryMetadata
 from gateway.cluster.mover import Known, Mover, UnknownBroker, chain_of, queue_of
 from gateway.cluster.record import PartitionState
-from gateway.cluster.shard_log import Shard, ShardLog, ShardSnapshots
+from gateway.cluster.shard_log import SHARD_TOPICS, Shard, ShardLog, ShardSnapshots
 from gateway.groups.coordinator.context import GROUP_EVENTS
 from gateway.groups.machines.events import DocumentPut, Event
-from gateway.main.group_shards import SHARDS_TOPIC
 from store.topics import OFFSETS
 from store.types import Acks, Append, Appended
 from tests.clock import FakeClock
@@ -42,7 +41,7 @@ class Node:
         self.doubts = 0
         self.broker = KafkaBroker(
             "kafka1", kafka, clock, prefix="mq.",
-            topic_of=lambda _: SHARDS_TOPIC, retention_ms_of=lambda _: -1, on_doubt=self._doubt,
+            topic_of=SHARD_TOPICS.__getitem__, retention_ms_of=lambda _: -1, on_doubt=self._doubt,
             repeats=new_repeats(), timer=NoTimer(),
         )  # fmt: skip
         self.mover = Mover(metadata, self._named, clock, home=lambda *_: name, own=name)
@@ -73,7 +72,7 @@ class Node:
         chain = chain_of(OFFSETS.topic_id, NUMBER, known.record, self._named, own=self.name)
         self.shard = Shard(NUMBER, chain, self.broker, self._doubt)
         self.log = ShardLog(self.shard)
-        self.snapshots = ShardSnapshots(NUMBER, self.log, self.metadata, self.clock, verified=self._verified)
+        self.snapshots = ShardSnapshots(self.shard.queue, self.log, self.metadata, self.clock, verified=self._verified)
         return self.shard
 
     async def _verified(self) -> int:

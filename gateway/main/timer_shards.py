@@ -1,0 +1,384 @@
+"""Delayed records whose log is on a Kafka cluster: SHARDS partitions of the system topic `__timer`, each owned by one
+node, whose timer delivers what is due of it. Where they are, and who takes them over, gateway/cluster/node.py says; how
+one is read and written, gateway/cluster/timer_shard.py; the timer is that of the node's own store (timer/service.py),
+with files that are a cache: each tenure begins with a snapshot, and what is behind it.
+
+    a delayed record    belongs to the shard of its partition, or of its topic and schedule key, once that was begun;
+                        one with a message id, an Idempotency-Key or a producer's number to the node's own timer, as all
+                        that were accepted before
+    begun               by the first node that is told to (`cluster.timers_broker`), for all nodes and for good
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from zlib import crc32
+
+from gateway.brokers.base import ALONE, BrokerUnreachable
+from gateway.cluster.metadata import MetadataError
+from gateway.cluster.mover import MoveConflict, UnknownBroker
+from gateway.cluster.node import ClusterNode
+from gateway.cluster.shard_log import SHARDS, Shard, ShardLog, ShardSnapshots
+from gateway.cluster.timer_shard import (
+    ClaimedPartitions,
+    TimerShardLog,
+    queue_of_shard,
+    shard_of_queue,
+)
+from gateway.routing.base import Routes
+from gateway.routing.delivery import RoutedPartitions
+from gateway.routing.table import RouteTable
+from store.clock import Clock
+from store.errors import Overloaded, StoreError
+from store.files import Files
+from store.limits import MiB
+from store.topics import TIMER, TIMER_QUEUE
+from store.types import Acks, Append, Appended
+from store.uncancelled import to_its_end
+from timer.config import TimerConfig
+from timer.metrics import TimerMetrics
+from timer.ports import KeyIndex, RunBlocking
+from timer.saved import decode_saved
+from timer.service import TimerService
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 0.05
+"""How often it is looked which shards are this node's: of memory, 16 of them."""
+
+RETRY_S = 1.0
+SAVE_INTERVAL_S = 30.0
+SAVE_RECORDS_MAX = 20_000
+"""Records behind the last snapshot after which the next one does not wait: what a takeover has to read."""
+
+SAVED_SHARE = 4
+"""... but at least this part of the schedules that a snapshot holds: so it is not most of what is written."""
+
+LAST_SAVE_S = 0.5
+"""How long a stop waits for the last claims and snapshots."""
+
+DIRECTORY = "timer-cache"
+"""In the data directory. Nothing in it outlives the process."""
+
+HEAP_SHARE = 4
+"""Of what a timer may hold in memory; and of a node that has all shards few are full at a time."""
+
+FILE_UNITS = 16 * 1024
+BODIES_BYTES_MAX = 4 * MiB
+NEVER_MS = 1 << 52
+
+ERRORS = (MoveConflict, MetadataError, StoreError, UnknownBroker, ValueError, OSError)
+
+
+def shard_of_partition(topic_id: int, partition: int) -> int:
+    """The shard to which delayed records of a partition belong."""
+    return crc32(b"%d/%d" % (topic_id, partition)) % SHARDS
+
+
+def shard_of_key(topic_id: int, key: bytes) -> int:
+    """The shard to which the delayed record of a schedule key belongs."""
+    return crc32(b"%d:" % topic_id + key) % SHARDS
+
+
+class ShardTimer:
+    """A shard as a `Scheduler`, for who accepts delayed records on whichever node."""
+
+    served_by = ALONE
+    """Ids of its schedules name the shard, no node."""
+
+    def __init__(self, number: int, node: ClusterNode, shards: TimerShards | None) -> None:
+        self.name = f"{TIMER.name}/{number}"
+        self._number = number
+        self._node = node
+        self._shards = shards
+
+    async def schedule(self, append: Append, *, acks: Acks, keys: Sequence[bytes | None] = ()) -> Appended:
+        """See `Broker.schedule`."""
+        owner = self._node.shard_owner(TIMER.topic_id, self._number)
+        append = replace(append, queue=queue_of_shard(self._number))
+        if owner == self._node.name and self._shards is not None:
+            return await self._shards.schedule(append, acks, keys)
+        if owner is None or not self._node.is_there(owner):
+            raise _taken_over(self._number)
+        return await self._node.peer(owner).schedule(append, acks=acks, keys=keys)
+
+
+class ShardTimers:
+    """Which shard takes a delayed record; None while shards are not begun."""
+
+    def __init__(self, node: ClusterNode, shards: TimerShards | None) -> None:
+        self._node = node
+        self._all = [ShardTimer(number, node, shards) for number in range(SHARDS)]
+
+    def __call__(self, topic_id: int, partition: int, key: str | None) -> ShardTimer | None:
+        """See `RouteTable.timers`."""
+        number = shard_of_partition(topic_id, partition) if key is None else shard_of_key(topic_id, key.encode())
+        if self._node.timers_broker is None and self._node.shard_owner(TIMER.topic_id, number) is None:
+            return None
+        return self._all[number]
+
+
+class Tenure:
+    """A shard in a tenure of this node, and its timer. `start`, then `run` until cancelled, then `end`."""
+
+    def __init__(
+        self,
+        shard: Shard,
+        snapshots_of: Callable[[Shard, ShardLog], ShardSnapshots],
+        routes: Routes,
+        files: Files,
+        clock: Clock,
+        config: TimerConfig,
+        *,
+        window_ms: int,
+        metrics: TimerMetrics,
+        run_blocking: RunBlocking = asyncio.to_thread,
+        key_index: KeyIndex | None = None,
+    ) -> None:
+        self.shard = shard
+        self.log = TimerShardLog(shard, clock)
+        own = replace(
+            config,
+            heap_count_max=max(4, config.heap_count_max // HEAP_SHARE),
+            bodies_bytes_max=min(config.bodies_bytes_max, BODIES_BYTES_MAX),
+            timer_log_file_units=min(config.timer_log_file_units, FILE_UNITS),
+            expire_interval_ms=NEVER_MS,  # with a snapshot
+        )
+        self._directory = own.root
+        routed = RoutedPartitions(routes, own=f"{TIMER.name}/{shard.number}", is_shard=True)
+        self.timer = TimerService(
+            own, self.log, files, clock,
+            partitions=ClaimedPartitions(self.log, routed, clock, window_ms=window_ms), metrics=metrics,
+            run_blocking=run_blocking, key_index=key_index,
+        )  # fmt: skip
+        self._snapshots = snapshots_of(shard, self.log.events)
+        self._saved_s = 0.0
+        self._saved_offset = 0
+
+    async def start(self) -> None:
+        """Read the shard. Raises what reading raises: then there is nothing to end."""
+        begun_s = self._saved_s = _now_s()
+        try:
+            await self.log.open()
+            if (snapshot := await self._snapshots.load()) is not None:
+                self._saved_offset = snapshot.next_offset
+            await self.timer.start(None if snapshot is None else decode_saved(snapshot.content))
+        except BaseException:
+            await self.end()
+            raise
+        log.info(
+            "timer taken up shard=%d schedules=%d records=%d seconds=%.3f",
+            self.shard.number, self.timer.pending_count, self.timer.intake_lag_count, _now_s() - begun_s,
+        )  # fmt: skip
+
+    async def run(self) -> None:
+        """Accept and deliver until cancelled, or until it fails: then the shard is to be taken over anew."""
+        try:
+            await self.timer.run()
+        except* ERRORS as failures:
+            log.error("timer of a shard has stopped shard=%d error=%r", self.shard.number, failures.exceptions[0])
+        except* Exception:
+            log.exception("timer of a shard has stopped shard=%d", self.shard.number)
+
+    async def end(self) -> None:
+        """Forget it all; the log has what is needed."""
+        self.log.close()
+        with suppress(OSError):
+            await self.timer.close()
+        await asyncio.to_thread(shutil.rmtree, self._directory, ignore_errors=True)
+
+    @property
+    def is_save_due(self) -> bool:
+        """Whether the next owner would have much to read."""
+        behind_count = self.log.bounds(TIMER_QUEUE).max_offset - self._saved_offset
+        is_much = behind_count >= max(SAVE_RECORDS_MAX, self.timer.pending_count // SAVED_SHARE)
+        return is_much or (behind_count > 0 and _now_s() - self._saved_s >= SAVE_INTERVAL_S)
+
+    async def save(self) -> None:
+        """Have the log say what is over, save a snapshot, and give up the records that nothing needs any more. Raises
+        what Kafka and the metadata raise: then the snapshot before counts."""
+        self._saved_s = _now_s()
+        await self.log.tell_over()
+        self.log.forget(self.timer.may_be_pending)
+        claims_from = self.log.claims_from
+        await self.timer.expire()
+        needed = min(self.timer.needed_position, claims_from) - self.log.base
+        saved = await self.timer.save()
+        saved = saved._replace(delivered_from=min(saved.delivered_from, claims_from))
+        if saved.queue_offset > self._saved_offset:
+            await self._snapshots.save(saved.queue_offset, saved.encoded, needed=needed)
+            # Its own parts are behind it, and no reason for another one.
+            self._saved_offset = self.log.bounds(TIMER_QUEUE).max_offset
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()
+
+
+@dataclass(slots=True)
+class _Here:
+    tenure: Tenure
+    running: asyncio.Task[None]
+
+
+class TimerShards:
+    """The shards of a node. `run` until cancelled, then `close`."""
+
+    def __init__(
+        self,
+        node: ClusterNode,
+        routes: RouteTable,
+        files: Files,
+        clock: Clock,
+        config: TimerConfig,
+        *,
+        broker: str | None,
+        directory: Path,
+        window_ms: int,
+        metrics: TimerMetrics,
+    ) -> None:
+        self._node = node
+        self._routes = routes
+        self._files = files
+        self._clock = clock
+        self._config = config
+        self._broker = broker
+        self._directory = directory / DIRECTORY
+        self._window_ms = window_ms
+        self._metrics = metrics
+        self._here: dict[int, _Here] = {}
+        self._tenure_count = 0
+        node.timers_broker = broker
+        node.schedule_in_shard = self.schedule
+        routes.timers = ShardTimers(node, self)
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def here(self) -> dict[int, TimerService]:
+        """The timers of the shards that are here, by number."""
+        found = sorted(self._here.items())
+        return {number: here.tenure.timer for number, here in found if here.tenure.shard.is_served}
+
+    def shard_here(self, shard: int) -> TimerService | None:
+        """The timer of a shard; None: it was not begun, or another node that is there has it. Raises Overloaded while
+        nobody has it."""
+        owner = self._node.shard_owner(TIMER.topic_id, shard)
+        if owner is None or (owner != self._node.name and self._node.is_there(owner)):
+            return None
+        return self.timer(shard)
+
+    def timer(self, shard: int) -> TimerService:
+        """The timer of a shard. Raises Overloaded while it is not here."""
+        here = self._here.get(shard)
+        if here is None or not here.tenure.shard.is_served:
+            raise _taken_over(shard)
+        return here.tenure.timer
+
+    async def schedule(self, append: Append, acks: Acks, keys: Sequence[bytes | None]) -> Appended:
+        """Accept delayed records of the shard that an append names; as `TimerService.schedule`. Raises Overloaded when
+        it is not here."""
+        shard = shard_of_queue(append.queue)
+        assert shard is not None
+        timer = self.timer(shard)
+        return await timer.schedule(replace(append, queue=TIMER_QUEUE), acks=acks, keys=keys)
+
+    # ---- taking up --------------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Take up what is this node's, and give up what is not any more, until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            if self._broker is not None:
+                tasks.create_task(self._begin_all(self._broker), name="timers on Kafka")
+            for shard in range(SHARDS):
+                tasks.create_task(self._look_after(shard), name=f"timer of shard {shard}")
+
+    async def close(self) -> None:
+        """Deliver nothing more."""
+        await asyncio.gather(*[self._give_up(shard) for shard in list(self._here)])
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    async def save(self) -> None:
+        """Have the log say what is over, and save a snapshot of every shard that is here, as another node is about to
+        read them; does not wait long."""
+
+        async def save(tenure: Tenure) -> None:
+            try:
+                await tenure.save()
+            except ERRORS as error:
+                log.info("no last snapshot of delayed records shard=%d error=%s", tenure.shard.number, error)
+
+        saving = [asyncio.create_task(save(here.tenure)) for here in self._here.values()]
+        if saving:
+            _, late = await asyncio.wait(saving, timeout=LAST_SAVE_S)
+            for task in late:
+                task.cancel()
+
+    async def _begin_all(self, broker: str) -> None:
+        for shard in range(SHARDS):
+            while True:
+                try:
+                    await self._node.begin_shard(TIMER.topic_id, shard, broker)
+                    break
+                except MoveConflict:
+                    pass
+                except ERRORS as error:
+                    log.warning("timers cannot be kept on Kafka yet shard=%d broker=%s error=%s", shard, broker, error)
+                await asyncio.sleep(RETRY_S)
+
+    async def _look_after(self, shard: int) -> None:
+        while True:
+            try:
+                await self._look(shard)
+            except ERRORS as error:
+                log.error("timer of a shard cannot be taken up, trying again shard=%d error=%s", shard, error)
+                await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(LOOK_S)
+
+    async def _look(self, number: int) -> None:
+        found, here = self._node.shard(TIMER.topic_id, number), self._here.get(number)
+        if here is None:
+            if found is not None:
+                await self._take_up(found)
+            return
+        shard = here.tenure.shard
+        if here.running.done():
+            if shard.is_served:  # what it could not go on after, the log may say
+                shard.kafka.refuse(shard.tenure)
+                shard.on_doubt()
+        elif found is not None and found.tenure == shard.tenure:
+            if here.tenure.is_save_due:
+                await here.tenure.save()
+            return
+        elif found is None and shard.is_served:
+            return  # a move is under way; it may come back to nothing
+        await to_its_end(self._give_up(number))
+
+    async def _take_up(self, shard: Shard) -> None:
+        """Read a shard, and have its timer run. Raises what reading raises: then it is not here."""
+        self._tenure_count += 1
+        tenure = Tenure(
+            shard, self._node.snapshots_of, self._routes, self._files, self._clock,
+            replace(self._config, root=self._directory / str(self._tenure_count)),
+            window_ms=self._window_ms, metrics=self._metrics,
+        )  # fmt: skip
+        await tenure.start()
+        running = asyncio.create_task(tenure.run(), name=f"timer of shard {shard.number} runs")
+        self._here[shard.number] = _Here(tenure, running)
+
+    async def _give_up(self, number: int) -> None:
+        """Forget a shard, which may be another node's by now."""
+        here = self._here.pop(number)
+        here.tenure.log.close()
+        here.running.cancel()
+        await asyncio.wait([here.running])
+        await here.tenure.end()
+        log.info("timer given up shard=%d", number)
+
+
+def _taken_over(shard: int) -> Overloaded:
+    return BrokerUnreachable(f"shard {shard} of delayed records is being taken over; nothing was stored")
