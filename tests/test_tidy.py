@@ -69,6 +69,7 @@ TESTED_THROUGH_OTHERS = {
     "gateway.surfaces.openapi.schemas.sent": "gateway/surfaces/openapi/test_document.py",
     "gateway.surfaces.openapi.schemas.settings": "gateway/surfaces/openapi/test_document.py",
     "gateway.surfaces.openapi.schemas.shown": "gateway/surfaces/openapi/test_document.py",
+    "gateway.surfaces.peer.light": "gateway/cluster/test_light_moves.py",
     "gateway.surfaces.rest_v2.plain": "gateway/surfaces/http/test_fast_path.py",
     "gateway.surfaces.rest_v2.topics": "gateway/surfaces/native/test_topics.py",
     "gateway.surfaces.rest_v3.groups": "gateway/surfaces/rest_v3/test_resources.py",

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import msgspec
 import orjson
 
-from gateway.api.pages import Order, SortKey, cursor_of
+from gateway.api.pages import Order, SortKey, cursor_of, decode_after, encode_after
 from gateway.codec.schedule_ids import split_node
 from gateway.errors import CURSOR_ILLEGAL, RequestError
 
@@ -79,6 +79,20 @@ def merged_names(texts: Texts, rows: Rows, missing: Sequence[str], *, limit: int
     found = found[:limit]
     cursor = None if is_last or not found else _value(found[-1], rows.name)
     return _answer(texts, {rows.field: [_shown(row) for row in found], "next_cursor": cursor}, missing)
+
+
+def merged_behind(texts: Texts, rows: Rows, missing: Sequence[str], *, limit: int) -> dict[str, object]:
+    """As `merged_names`, of a list of which a caller may not see all: the cursor of a page (pages.encode_after) names
+    the last row that its node has looked at."""
+    cursors = [cursor for text in texts.values() if (cursor := _value(text, "next_cursor")) is not None]
+    looked_at = min(map(decode_after, cursors), default=None)
+    found = {str(_value(row, rows.name)): row for text in texts.values() for row in rows_of(text, rows.field)}
+    names = sorted(name for name in found if looked_at is None or name <= looked_at)
+    if len(names) > limit:
+        names = names[:limit]
+        looked_at = names[-1]
+    cursor = None if looked_at is None else encode_after(looked_at)
+    return _answer(texts, {rows.field: [_shown(found[name]) for name in names], "next_cursor": cursor}, missing)
 
 
 def added(texts: Texts, fields: Sequence[str], missing: Sequence[str]) -> dict[str, object]:

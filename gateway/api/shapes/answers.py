@@ -353,6 +353,7 @@ class LightGroupPage(Answer):
 
     groups: list[LightGroup]
     next_cursor: Annotated[str | None, Meta(description="Send it back as `cursor`; null at the end.")]
+    missing_nodes: MissingNodes | UnsetType = UNSET
 
 
 class PartitionLag(Part):

@@ -29,6 +29,7 @@ from gateway.api.merged import (
     by_node,
     cursors_by_due,
     cursors_in_turn,
+    merged_behind,
     merged_by_due,
     merged_in_turn,
     merged_list,
@@ -170,6 +171,12 @@ async def _recurring(nodes: _Nodes, _: bytes) -> web.StreamResponse:
     return await nodes.answer(names, missing)
 
 
+async def _light_groups(nodes: _Nodes, _: bytes) -> web.StreamResponse:
+    texts, missing = await nodes.all()
+    page = merged_behind(texts, Rows("groups", "group"), missing, limit=_limit(nodes.request.query))
+    return await nodes.answer(page, missing)
+
+
 # ---- delayed records ------------------------------------------------------------------------------------------------
 
 
@@ -269,6 +276,7 @@ async def _by_key(nodes: _Nodes, body: bytes) -> web.StreamResponse:
 
 _GATHERS: Mapping[tuple[str, str], Gathers] = {
     (hdrs.METH_GET, "/mq/v1/groups"): _groups,
+    (hdrs.METH_GET, "/mq/v1/light-groups"): _light_groups,
     (hdrs.METH_GET, "/v3/clusters/{cluster}/consumer-groups"): _v3_groups,
     (hdrs.METH_GET, "/mq/v1/connections"): partial(_opened, Rows("connections", "connection", {"opened": "since_ms"})),
     (hdrs.METH_GET, "/mq/v1/sessions"): partial(_opened, Rows("sessions", "session", {"opened": "since_ms"})),

@@ -56,7 +56,7 @@ MEANINGS: dict[int, str] = {
     40960: "Socket: there is a subscription of this name.",
     40961: "Socket: the subscription cannot go on where it was; subscribe again.",
     40962: "Socket: hello is the first command, and comes once.",
-    40963: "No light queues here: the index is in files, or the partition is, or was, on another broker.",
+    40963: "No light queues here: the index is in files, or the partition is on a Kafka cluster.",
     40964: "The Kafka cluster that the partition is on, is to move to, or is attached to, cannot do this; the message "
     "says what. "
     "Nothing was stored.",

@@ -12,7 +12,7 @@ import pytest
 
 from gateway.api import merged
 from gateway.api.merged import AT, Rows
-from gateway.api.pages import Order, page_of
+from gateway.api.pages import Order, decode_after, encode_after, page_of
 from gateway.errors import CURSOR_ILLEGAL, RequestError
 
 NODES = ("n1", "n2", "n3")
@@ -154,3 +154,32 @@ def test_a_cursor_of_elsewhere_is_refused(text: str) -> None:
     with pytest.raises(RequestError) as refused:
         merged.read_place(text)
     assert refused.value.error_code == CURSOR_ILLEGAL
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_pages_of_which_a_caller_sees_a_part_end_where_the_list_ends(seed: int) -> None:
+    random = Random(seed)
+    every = [f"g{number:02}" for number in range(60)]
+    hidden = set(random.sample(every, 45))
+    home = {name: random.choice(NODES) for name in every}
+    of = {node: [name for name in every if home[name] == node] for node in NODES}
+
+    def answer(node: str, after: str, limit: int) -> bytes:
+        behind = [name for name in of[node] if name > after]
+        page = behind[:limit]
+        more = encode_after(page[-1]) if len(behind) > limit else None
+        return orjson.dumps({"groups": [{"group": name} for name in page if name not in hidden], "next_cursor": more})
+
+    found: list[str] = []
+    cursor = None
+    while True:
+        limit = random.randrange(1, 9)
+        after = "" if cursor is None else decode_after(cursor)
+        texts = {node: answer(node, after, limit) for node in NODES}
+        shown = orjson.loads(orjson.dumps(merged.merged_behind(texts, GROUPS, ["n4"], limit=limit)))
+        assert shown["missing_nodes"] == ["n4"]
+        assert len(shown["groups"]) <= limit
+        found += [row["group"] for row in shown["groups"]]
+        if (cursor := shown["next_cursor"]) is None:
+            break
+    assert found == [name for name in every if name not in hidden]

@@ -86,7 +86,7 @@ class Cluster:
 
     async def _serve(self, node: Node) -> None:
         service = PeerService(node.broker, SECRET, self.clock, queues_of=node.store.queues_of)
-        runner = web.AppRunner(service.application())
+        runner = web.AppRunner(service.application(), shutdown_timeout=0.1)  # a long poll is not waited for
         await runner.setup()
         self._served.push_async_callback(runner.cleanup)
         await web.TCPSite(runner, "127.0.0.1", port := free_port()).start()

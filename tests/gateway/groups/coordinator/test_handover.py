@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -16,6 +17,8 @@ from gateway.groups.machines.errors import GroupElsewhere, GroupFull, GroupUnown
 from gateway.groups.machines.events import encode_event
 from gateway.groups.protocol import MemberKey, OffsetCommit, TopicPartition
 from tests.gateway.groups.coordinator.world import ORDERS, World, wanting, world
+from tests.simdb import simulated_database
+from tests.store.kit import SMALL
 
 G = "billing"
 P0 = TopicPartition("orders", 0)
@@ -91,6 +94,42 @@ async def test_leases_receipts_waits_and_dead_letters_go_along() -> None:
         back = await move(second, first, owners)
         assert [one.ok for one in await first.groups.ack(G, [c.receipt])] == [True]
         assert back.events.count(b"receipt-key/") == 2
+
+
+async def test_offsets_and_leases_in_light_queues_go_along() -> None:
+    """Of a group that has nothing else, too; and who says where it is meanwhile waits, and is told where to."""
+    configs = [replace(SMALL, index="rocksdb", root=SMALL.root / name) for name in ("n1", "n2")]
+    with simulated_database():
+        async with world(config=configs[0]) as first, world(config=configs[1]) as second:
+            owners = Owners(first, second)
+            for made in (first, second):
+                await made.send(*(b"%d" % number for number in range(6)), light="a")
+            light = first.groups.light_offsets
+            await light.commit("phone", "orders", "a", {0: 2, 1: 0})
+            await light.commit("other", "orders", "a", {0: 5})
+            one, two = (await first.groups.receive("phone", wanting(queue="a", max_messages=2))).messages
+            assert (one.queue_offset, two.queue_offset) == (2, 3), "from where the device is"
+            await first.groups.ack("phone", [one.receipt])
+            async with first.groups.handover.leaving("phone") as moved:
+                late = asyncio.create_task(light.commit("phone", "orders", "b", {0: 0}))
+                await asyncio.sleep(0)
+                assert not late.done()
+                assert await second.groups.handover.come(moved, owners.own(second))
+                await first.groups.handover.gone("phone")
+            with pytest.raises(GroupElsewhere):
+                await late
+            assert (light.count("phone"), light.count("other")) == (0, 1)
+            there = second.groups.light_offsets
+            assert [there.committed("phone", "orders", number, "a") for number in (0, 1)] == [3, 0]
+            assert [row.ok for row in await second.groups.ack("phone", [two.receipt])] == [True]
+            await second.stop()
+            await second.start()
+            owners.tell(second)
+            there = second.groups.light_offsets
+            assert [there.committed("phone", "orders", number, "a") for number in (0, 1)] == [4, 0]
+            owners.owner = first
+            await move(first, second, owners, "other")
+            assert there.committed("other", "orders", 0, "a") == 5, "it has no settings, no members, no leases"
 
 
 async def test_members_stay_and_offsets_too() -> None:

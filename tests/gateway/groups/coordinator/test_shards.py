@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import pytest
 
@@ -13,6 +14,8 @@ from gateway.groups.machines.events import DocumentPut, encode_event
 from store.errors import Overloaded, StoreError
 from tests.gateway.cluster.shard_world import NUMBER, Node, nodes
 from tests.gateway.groups.coordinator.world import World, wanting, world
+from tests.simdb import simulated_database
+from tests.store.kit import SMALL
 
 G = "g0"
 assert shard_of(G) == NUMBER
@@ -62,6 +65,33 @@ async def test_offsets_leases_and_receipts_are_on_the_node_that_takes_over(saves
         await take_up_again(first, one)
         assert state(first) == state(second)
         assert b"late" not in b"".join(state(first))
+
+
+@pytest.mark.parametrize("saves", [False, True])
+async def test_offsets_in_light_queues_are_in_the_log_of_their_shard(saves: bool) -> None:
+    configs = [replace(SMALL, index="rocksdb", root=SMALL.root / name) for name in ("n1", "n2")]
+    _, (one, two) = nodes(["n1", "n2"])
+    with simulated_database():
+        async with world(config=configs[0]) as first, world(config=configs[1]) as second:
+            for made in (first, second):
+                made.groups.shards.set_sharded(lambda group: group != "own")
+                await made.send(b"0", b"1", b"2", light="a")
+            await take_up(first, one)
+            light, there = first.groups.light_offsets, second.groups.light_offsets
+            await light.commit(G, "orders", "a", {0: 1})
+            await light.commit("own", "orders", "a", {0: 2})
+            if saves:
+                await first.groups.shards.save(NUMBER)
+            await light.commit(G, "orders", "b", {0: 0})
+            await take_up(second, two)
+            assert [there.committed(G, "orders", 0, name) for name in "ab"] == [1, 0]
+            assert there.count("own") == 0
+            await first.groups.shards.give_up(NUMBER)
+            assert (light.count(G), light.count("own")) == (0, 1)
+            await first.groups.log.save()
+            await first.stop()
+            await first.start()
+            assert (first.groups.light_offsets.count(G), first.groups.light_offsets.count("own")) == (0, 1)
 
 
 async def take_up_again(made: World, node: Node) -> None:
