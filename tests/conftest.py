@@ -64,7 +64,7 @@ def servers_are_forked() -> Iterator[None]:
 
 
 REPOSITORY = Path(__file__).parents[1]
-WAITING = ("spark", "turns", "e2e", "clients", "loadtest")
+WAITING = ("spark", "turns", "e2e", "cluster", "clients", "loadtest")
 """Names of folders whose tests mostly wait for processes that they have started."""
 
 SLOW_FIRST = (*WAITING, "properties", "timer", "crash")

@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
-RUNNABLE = frozenset({"gateway", "tests.gateway.cluster.node_process"})
+RUNNABLE = frozenset({"gateway", "tests.gateway.cluster.node_process", "tests.e2e.group_client"})
 """Modules that are run in a fork."""
 
 IMPORTED = ("gateway.cli", "gateway.main.wiring", "gateway.main.joined", "uvloop", "tests.gateway.cluster.node_process")
@@ -46,8 +46,8 @@ where it was forked."""
 EXECUTED = ("env",)
 """A command in front of another that does nothing but execute it."""
 
-READ_LATE = ("MQ_", "PYTEST_", "XDG_CONFIG_HOME")
-"""Beginnings of the names of variables that only our own code reads, and not while it is imported."""
+READ_LATE = ("MQ_", "PYTEST_", "XDG_CONFIG_HOME", "JAVA_HOME", "PYSPARK_", "SPARK_")
+"""Beginnings of the names of variables that no import reads: those of ours, and what Spark leaves in pytest."""
 
 MESSAGE_BYTES_MAX = 200_000
 PR_SET_PDEATHSIG = 1
