@@ -21,15 +21,15 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from gateway.brokers.base import BrokerUnreachable
-from gateway.brokers.kafka.attached_links import FIRST_BATCH, SharedKafka, refusal
+from gateway.brokers.kafka.attached_links import FIRST_BATCH, Limits, SharedKafka, refusal
 from gateway.brokers.kafka.attached_writer import AttachedWriter
 from gateway.brokers.kafka.broker import WAITING_BYTES_MAX, Timer, all_of
-from gateway.brokers.kafka.codes import OF_THE_MOMENT, OFFSET_OUT_OF_RANGE
+from gateway.brokers.kafka.codes import INVALID_RECORD, OF_THE_MOMENT, OFFSET_OUT_OF_RANGE
 from gateway.brokers.kafka.foreign import Opened, Shown, is_quick, opened
 from gateway.brokers.kafka.port import Refused, Unreached
 from store import record_batch
-from store.errors import BrokerLacks, NoLightQueues, Overloaded, StoreError, UnknownQueue
-from store.limits import MiB
+from store.errors import BrokerLacks, NoLightQueues, Overloaded, RecordTooLarge, StoreError, UnknownQueue
+from store.limits import KiB, MiB
 from store.types import Acks, Append, Appended, Boundary, Bounds, Entry, ExportedIds, QueueKey, ReadResult, ReadStatus
 
 log = logging.getLogger(__name__)
@@ -50,6 +50,10 @@ AHEAD_BYTES_MAX = 16 * MiB
 """Of entries behind holes that are kept for the next reads."""
 
 AHEAD_S = 10.0
+LIMITS_FRESH_S = 30.0
+RECORD_OVERHEAD_BYTES = 1 * KiB
+"""What a batch of one record has beside it, and the headers that a delayed one gets."""
+
 FOLLOW_WAIT_MS = 500
 FOLLOW_AGAIN_S = 1.0
 
@@ -88,6 +92,9 @@ class _Topic:
 
     starts: Mapping[int, int] = field(default_factory=dict)
     starts_asked_s: float = NEVER_S
+
+    limits: Limits | None = None
+    limits_asked_s: float = NEVER_S
 
     def forget(self) -> None:
         """Ask anew."""
@@ -486,8 +493,23 @@ class AttachedBroker:
         self._waiting_bytes -= size
 
     async def schedule(self, append: Append, *, acks: Acks, keys: Sequence[bytes | None] = ()) -> Appended:
-        """See `Broker.schedule`: by the own timer, which delivers at least once."""
+        """See `Broker.schedule`: by the own timer, which delivers at least once. Raises RecordTooLarge, BrokerRefuses
+        for what Kafka would not take when it is due, as far as its settings are known."""
+        for queue in {QueueKey(delay.topic_id, delay.partition) for delay in append.delays}:
+            topic = self._topic(queue)
+            await self._ask_limits(topic)
+            if topic.limits is not None:
+                _check_limits(append, topic.limits, topic.kafka_name)
         return await self._timer.schedule(append, acks=acks, keys=keys)
+
+    async def _ask_limits(self, topic: _Topic) -> None:
+        now_s = asyncio.get_running_loop().time()
+        if topic.limits_asked_s + LIMITS_FRESH_S <= now_s:
+            topic.limits_asked_s = now_s
+            try:
+                topic.limits = await self._kafka.limits(topic.kafka_name)
+            except (Unreached, Refused) as error:  # as a right to describe settings is missing
+                log.info("limits of a topic are not known topic=%s error=%s", topic.kafka_name, error)
 
     # ---- groups ----------------------------------------------------------------------------------------------------
 
@@ -552,6 +574,19 @@ class AttachedBroker:
         if isinstance(error, Refused) and error.code != OFFSET_OUT_OF_RANGE:
             return refusal(kafka_name, error.code)
         return BrokerUnreachable(f"broker {self._name}: {error}")
+
+
+def _check_limits(append: Append, limits: Limits, topic: str) -> None:
+    """Raises RecordTooLarge, BrokerRefuses for a record that Kafka does not take."""
+    for record in record_batch.decode(append.batch):
+        if record.key is None and limits.needs_keys:
+            raise refusal(topic, INVALID_RECORD)
+        headers_bytes = sum(len(name.encode()) + len(content or b"") for name, content in record.headers)
+        size = len(record.key or b"") + len(record.value or b"") + headers_bytes
+        if size + RECORD_OVERHEAD_BYTES > limits.batch_bytes_max:
+            raise RecordTooLarge(
+                f"a record of {size} bytes; Kafka's topic {topic} takes batches of {limits.batch_bytes_max}"
+            )
 
 
 def _entry(queue: QueueKey, topic: str, shown: Shown) -> Entry:

@@ -51,7 +51,10 @@ class Beside:
 
     async def schedule(self, append: Append, *, acks: Acks, keys: Sequence[bytes | None] = ()) -> Appended:
         """See `Broker.schedule`."""
-        return await self._own.schedule(append, acks=acks, keys=keys)
+        partitions = [QueueKey(delay.topic_id, delay.partition) for delay in append.delays]
+        attached = (kafka for kafka in self._kafka if any(map(kafka.has, partitions)))
+        broker: Broker = next(attached, self._own)
+        return await broker.schedule(append, acks=acks, keys=keys)
 
     async def read(
         self,

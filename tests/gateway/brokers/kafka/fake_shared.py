@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
-from gateway.brokers.kafka.attached_links import Committed
+from gateway.brokers.kafka.attached_links import Committed, Limits
 from gateway.brokers.kafka.codes import OFFSET_OUT_OF_RANGE, UNKNOWN_TOPIC, Outcome
 from gateway.brokers.kafka.port import Refused, TopicPlan
 from store import record_batch
@@ -112,6 +112,7 @@ class FakeSharedKafka(FakeKafka):
         self.refused: dict[str, int] = {}
         self.ends_asked = self.fetched = 0
         self.left: list[str] = []
+        self.taken = Limits(1_000_000, needs_keys=False)
         self.commits: list[tuple[str, str, dict[int, int]]] = []
 
     def make(self, topic: str, partitions: int = 1) -> SharedLog:
@@ -139,6 +140,10 @@ class FakeSharedKafka(FakeKafka):
         if not count:
             raise Refused(UNKNOWN_TOPIC, topic)
         return count
+
+    async def limits(self, topic: str) -> Limits:
+        self._check(topic)
+        return self.taken
 
     async def fetch_committed(self, topic: str, partition: int, offset: int, *, max_bytes: int) -> Committed:
         self._check(topic)

@@ -12,6 +12,7 @@ from gateway.brokers.base import AnswerLost, BrokerUnreachable
 from gateway.brokers.kafka import attached as module
 from gateway.brokers.kafka import writer as writing
 from gateway.brokers.kafka.attached import AttachedBroker
+from gateway.brokers.kafka.attached_links import Limits
 from gateway.brokers.kafka.codes import (
     INVALID_RECORD,
     LEADER_NOT_AVAILABLE,
@@ -424,6 +425,28 @@ async def test_what_only_a_single_writer_can_do_is_refused(world: World) -> None
         with pytest.raises(BrokerLacks, match="attached"):
             await refused
     assert not world.log.batches
+
+
+async def test_delayed_records_that_kafka_would_not_take_are_not_accepted(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def schedule(key: bytes | None, value: bytes) -> None:
+        batch = record_batch.encode([Record(key, value, 1, [("h", b"x")])])
+        append = Append(queue=TIMER_QUEUE, batch=batch, record_count=1, delays=[Delay(5_000, TOPIC_ID, 1)])
+        await world.broker.schedule(append, acks=Acks.FLUSHED)
+
+    world.kafka.taken = Limits(100 + module.RECORD_OVERHEAD_BYTES, needs_keys=True)
+    await schedule(b"k", bytes(97))
+    with pytest.raises(RecordTooLarge):
+        await schedule(b"k", bytes(98))
+    with pytest.raises(BrokerRefuses, match="key"):
+        await schedule(None, b"x")
+    monkeypatch.setattr(module, "LIMITS_FRESH_S", 0.0)
+    world.kafka.taken = Limits(1_000_000, needs_keys=False)
+    await schedule(None, bytes(1_000))
+    world.kafka.refused[NAME] = TOPIC_AUTHORIZATION  # to know its settings
+    await schedule(None, bytes(1_000))
+    assert len(world.scheduled) == 3
 
 
 async def test_delayed_records_go_to_the_own_timer(world: World) -> None:
