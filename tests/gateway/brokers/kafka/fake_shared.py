@@ -12,7 +12,7 @@ from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
 from gateway.brokers.kafka.attached_links import Committed, Limits
 from gateway.brokers.kafka.codes import OFFSET_OUT_OF_RANGE, UNKNOWN_TOPIC, Outcome
-from gateway.brokers.kafka.port import Refused, TopicPlan
+from gateway.brokers.kafka.port import Refused, TopicPlan, Unreached
 from store import record_batch
 from tests.gateway.brokers.kafka.fake import FakeKafka, Log
 
@@ -112,6 +112,7 @@ class FakeSharedKafka(FakeKafka):
         self.refused: dict[str, int] = {}
         self.ends_asked = self.fetched = 0
         self.left: list[str] = []
+        self.fetches_left: int | None = None
         self.taken = Limits(1_000_000, needs_keys=False)
         self.commits: list[tuple[str, str, dict[int, int]]] = []
 
@@ -149,6 +150,10 @@ class FakeSharedKafka(FakeKafka):
         self._check(topic)
         self._there(topic, partition)
         self.fetched += 1
+        if self.fetches_left is not None:
+            self.fetches_left -= 1
+            if self.fetches_left < 0:
+                raise Unreached("tired")
         log = self.shared(topic, partition)
         if not log.start <= offset <= log.end:
             raise Refused(OFFSET_OUT_OF_RANGE, topic)

@@ -22,7 +22,7 @@ from gateway.brokers.kafka.codes import (
     UNKNOWN_TOPIC,
 )
 from store import record_batch
-from store.errors import BrokerLacks, BrokerRefuses, NoLightQueues, Overloaded, RecordTooLarge, UnknownQueue
+from store.errors import BrokerLacks, BrokerRefuses, Corrupt, NoLightQueues, Overloaded, RecordTooLarge, UnknownQueue
 from store.light_names import LightNames
 from store.record_batch import Record
 from store.topics import TIMER_QUEUE
@@ -251,6 +251,50 @@ async def test_who_waits_is_told_of_what_comes_behind_an_end_that_was_asked_for_
         world.log.send((None, b"x"))
         await world.broker.bounds(QUEUE)
         await until(lambda: told[-1] == {QUEUE: world.log.end})
+
+
+async def test_what_cannot_be_shown_holds_up_nobody_but_who_comes_there(world: World) -> None:
+    world.log.send((None, b"0"))
+    world.log.put(damaged := foreign_batch({0: (None, b"1")}))
+    at, batch = world.log.batches[1]
+    assert batch == damaged
+    world.log.batches[1] = at, batch[:-1] + b"x"
+    assert await world.broker.bounds(QUEUE) == Bounds(0, 2)
+    assert (await world.broker.read(QUEUE, 0, max_bytes=1_000)).next_offset == 1
+    for _ in range(2):
+        with pytest.raises(Corrupt, match="CRC"):
+            await world.broker.read(QUEUE, 1, max_bytes=1_000)
+    world.log.send((None, b"2"))
+    assert await world.read_all(2) == [(2, b"2")]
+
+
+async def test_who_gives_up_in_a_long_hole_and_asks_again_goes_on_where_it_was(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LOOK_BYTES", 1)
+    for _ in range(50):
+        world.log.put(emptied_batch(3))
+    world.log.send((None, b"last"))
+    assert await world.broker.bounds(QUEUE) == Bounds(0, 151)
+    world.kafka.fetches_left = 20
+    with pytest.raises(BrokerUnreachable):
+        await world.broker.read(QUEUE, 0, max_bytes=1)
+    world.kafka.fetches_left = 35
+    assert (await world.broker.read(QUEUE, 0, max_bytes=1)).next_offset == 151
+
+
+async def test_many_who_ask_for_bounds_at_once_ask_kafka_once_also_when_it_is_away(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ENDS_FRESH_S", 60.0)
+    for _ in range(2):
+        asked = world.kafka.ends_asked
+        answers = await asyncio.gather(*[world.broker.bounds(QUEUE) for _ in range(100)], return_exceptions=True)
+        assert world.kafka.ends_asked == asked + (not world.kafka.is_away)
+        assert len(set(map(str, answers))) == 1
+        world.kafka.is_away = True
+        world.broker._topics[TOPIC_ID].forget()
+    assert isinstance(answers[0], BrokerUnreachable)
 
 
 async def test_times_are_searched_by_kafkas_own(world: World) -> None:
