@@ -250,7 +250,9 @@ ROUTES: tuple[Row, ...] = (
         queries.TopicRoutesQuery,
     ),
     _post(f"{_NATIVE}/attach", "attach_topic", topics.attach_topic, Permission.OPERATE, action="topic.attach"),
-    _post(f"{_NATIVE}/detach", "detach_topic", topics.detach_topic, Permission.OPERATE, action="topic.detach"),
+    _post(
+        f"{_NATIVE}/detach", "detach_topic", topics.detach_topic, Permission.OPERATE, Body.NONE, action="topic.detach"
+    ),
     _post(
         f"{_NATIVE}/partitions/{{partition}}/move",
         "move_partition",

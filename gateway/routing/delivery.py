@@ -8,6 +8,7 @@ delivered once, whatever has moved since it was accepted:
     on another broker                             that log knows nothing of it. The copy, (broker, position, index), is
                                                   the record's message id there: sent again after a crash, or when the
                                                   answer was lost, it is found
+    of a Kafka topic that others write to         likewise, but nothing is found there: it may be stored twice
     on the own one again, after a move            both: the other broker may have stored it, and has told its ids when
                                                   the partition came back
 """
@@ -20,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import blake2b
 
-from gateway.brokers.base import Broker
+from gateway.brokers.base import Broker, PartlyStored
 from gateway.routing.base import Route, Routes, place_of
 from gateway.routing.reading import PartitionReader
 from gateway.routing.told import told
@@ -74,7 +75,17 @@ class RoutedPartitions:
                 stored: Sequence[Sequence[int] | None] = await self._store(
                     broker, [(due, route) for _, due, route in sent]
                 )
+            except PartlyStored as partly:
+                is_any_stored = True
+                for (number, due, route), answer in zip(sent, partly.answers, strict=True):
+                    if answer is not None:
+                        base = route.to_logical(answer.base_offset)
+                        offsets[number] = range(base, base + due.record_count)
+                continue
             except (UnknownQueue, RecordTooLarge) as error:
+                if isinstance(error, RecordTooLarge) and all(self._is_kafkas(due) for _, due, _ in sent):
+                    log.error("due records wait, Kafka does not take them, cancel them or let it: %s", error)
+                    continue
                 refused = error
                 continue
             except NoLightQueues:  # said before anything was stored
@@ -101,6 +112,11 @@ class RoutedPartitions:
         """See `timer.ports.Partitions`."""
         name = self._routes.by_id(target.topic_id).name
         return await self._reader.read(name, target.partition, offset, max_bytes=max_bytes)
+
+    def _is_kafkas(self, due: Due) -> bool:
+        """Whether it is one record for a topic of a Kafka cluster, where a limit may be lowered after it was
+        accepted."""
+        return due.record_count == 1 and self._routes.attached(due.target.topic_id) is not None
 
     async def _store(self, broker: Broker, sent: _Sent) -> list[Sequence[int]]:
         appends = [self._append_of(due, route) for due, route in sent]

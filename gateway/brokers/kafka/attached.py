@@ -21,15 +21,15 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from gateway.brokers.base import BrokerUnreachable
-from gateway.brokers.kafka.attached_links import FIRST_BATCH, SharedKafka, refusal
+from gateway.brokers.kafka.attached_links import FIRST_BATCH, Limits, SharedKafka, refusal
 from gateway.brokers.kafka.attached_writer import AttachedWriter
 from gateway.brokers.kafka.broker import WAITING_BYTES_MAX, Timer, all_of
-from gateway.brokers.kafka.codes import OF_THE_MOMENT, OFFSET_OUT_OF_RANGE
+from gateway.brokers.kafka.codes import INVALID_RECORD, OF_THE_MOMENT, OFFSET_OUT_OF_RANGE
 from gateway.brokers.kafka.foreign import Opened, Shown, is_quick, opened
 from gateway.brokers.kafka.port import Refused, Unreached
 from store import record_batch
-from store.errors import BrokerLacks, NoLightQueues, Overloaded, StoreError, UnknownQueue
-from store.limits import MiB
+from store.errors import BrokerLacks, Corrupt, NoLightQueues, Overloaded, RecordTooLarge, StoreError, UnknownQueue
+from store.limits import KiB, MiB
 from store.types import Acks, Append, Appended, Boundary, Bounds, Entry, ExportedIds, QueueKey, ReadResult, ReadStatus
 
 log = logging.getLogger(__name__)
@@ -50,6 +50,13 @@ AHEAD_BYTES_MAX = 16 * MiB
 """Of entries behind holes that are kept for the next reads."""
 
 AHEAD_S = 10.0
+OPENED_AT_ONCE = 4
+"""Fetches of compressed batches: each may unpack to FOREIGN_BYTES_MAX."""
+
+LIMITS_FRESH_S = 30.0
+RECORD_OVERHEAD_BYTES = 1 * KiB
+"""What a batch of one record has beside it, and the headers that a delayed one gets."""
+
 FOLLOW_WAIT_MS = 500
 FOLLOW_AGAIN_S = 1.0
 
@@ -80,7 +87,8 @@ class _Topic:
     name: str
     kafka_name: str
     partitions: int
-    asking: asyncio.Lock
+    asking: asyncio.Task[None] | None = None
+    asking_since_s: float = NEVER_S
     ends: Mapping[int, int] = field(default_factory=dict)
     ends_asked_s: float = NEVER_S
     stored_s: float = NEVER_S
@@ -88,6 +96,9 @@ class _Topic:
 
     starts: Mapping[int, int] = field(default_factory=dict)
     starts_asked_s: float = NEVER_S
+
+    limits: Limits | None = None
+    limits_asked_s: float = NEVER_S
 
     def forget(self) -> None:
         """Ask anew."""
@@ -109,6 +120,7 @@ class AttachedBroker:
         self._ahead_bytes = 0
         self._watching: dict[int, dict[object, Callable[[Mapping[QueueKey, int]], None]]] = {}
         self._following: dict[int, asyncio.Task[None]] = {}
+        self._opening = asyncio.Semaphore(OPENED_AT_ONCE)
         self._writers: dict[QueueKey, AttachedWriter] = {}
         self._waiting_bytes = 0
 
@@ -141,7 +153,7 @@ class AttachedBroker:
                 following.cancel()
                 self._follow_on(topic_id)
             return
-        self._topics[topic_id] = _Topic(name, kafka_name, partitions, asyncio.Lock())
+        self._topics[topic_id] = _Topic(name, kafka_name, partitions)
 
     def detach(self, topic_id: int) -> None:
         """A topic is gone here. Kafka's stays."""
@@ -152,6 +164,8 @@ class AttachedBroker:
             self._looking.pop(queue, None)
         for queue in [queue for queue in self._ahead if queue.topic_id == topic_id]:
             self._forget_ahead(queue)
+        for queue in [queue for queue in self._writers if queue.topic_id == topic_id]:
+            self._writers.pop(queue).refuse()
         for wake in list(self._watching.get(topic_id, {}).values()):
             wake({})
 
@@ -194,18 +208,27 @@ class AttachedBroker:
         return (await self.bounds(queue)).min_offset
 
     async def _ask_bounds(self, topic: _Topic) -> None:
-        """Have bounds that are fresh, of all partitions: who asks meanwhile waits for the answer."""
-        now_s = asyncio.get_running_loop().time
-        async with topic.asking:
-            partitions = range(topic.partitions)
-            if topic.starts_asked_s + STARTS_FRESH_S <= now_s():
-                asked_s = now_s()
-                topic.starts = await self._kafka.starts(topic.kafka_name, partitions)
-                topic.starts_asked_s = asked_s
-            if topic.ends_asked_s <= max(now_s() - ENDS_FRESH_S, topic.stored_s):
-                asked_s = now_s()
-                topic.ends = await self._kafka.stable_ends(topic.kafka_name, partitions)
-                topic.ends_asked_s = asked_s
+        """Have bounds that are fresh, of all partitions: who asks meanwhile gets the same answer."""
+        now_s = asyncio.get_running_loop().time()
+        are_starts_fresh = topic.starts_asked_s > now_s - STARTS_FRESH_S
+        if are_starts_fresh and topic.ends_asked_s > max(now_s - ENDS_FRESH_S, topic.stored_s):
+            return
+        asking = topic.asking
+        if asking is None or asking.done() or topic.asking_since_s <= topic.stored_s:
+            asking = topic.asking = asyncio.create_task(self._ask(topic, starts=not are_starts_fresh))
+            topic.asking_since_s = now_s
+            asking.add_done_callback(_heard)
+        await asyncio.shield(asking)
+
+    async def _ask(self, topic: _Topic, *, starts: bool) -> None:
+        asked_s = asyncio.get_running_loop().time()
+        partitions = range(topic.partitions)
+        if starts:
+            topic.starts = await self._kafka.starts(topic.kafka_name, partitions)
+            topic.starts_asked_s = asked_s
+        ends = await self._kafka.stable_ends(topic.kafka_name, partitions)
+        if asked_s > topic.ends_asked_s:
+            topic.ends, topic.ends_asked_s = ends, asked_s
 
     async def _end(self, queue: QueueKey, topic: _Topic, start: int, stable_end: int, asked_s: float) -> int:
         """The offset behind the last record that is shown, when Kafka's end was that. Raises Unreached, Refused, and
@@ -233,7 +256,10 @@ class AttachedBroker:
         end: int | None = None
         while offset < stable_end:
             max_bytes = FIRST_BATCH if offset == stable_end - 1 else LOOK_BYTES
-            found, _ = await self._opened(queue, topic, offset, max_bytes)
+            try:
+                found, _ = await self._opened(queue, topic, offset, max_bytes)
+            except (Corrupt, RecordTooLarge, BrokerLacks):
+                return stable_end  # who comes there is told
             if found.shown:
                 end = min(found.shown[-1].next_offset, stable_end)
             offset = found.next_offset
@@ -297,6 +323,7 @@ class AttachedBroker:
 
     async def _from(self, queue: QueueKey, topic: _Topic, offset: int, high: int, max_bytes: int) -> Sequence[Entry]:
         """Entries from an offset on: at least one, if there is one before `high`."""
+        start = offset
         while offset < high:
             if (ahead := self._ahead_of(queue, offset)) is not None:
                 if found := [entry for entry in ahead.entries if entry.next_offset > offset]:
@@ -313,6 +340,8 @@ class AttachedBroker:
                 self._keep_ahead(queue, offset, got.next_offset, entries, max_bytes)
                 return entries
             offset = got.next_offset
+            self._keep_ahead(queue, start, offset, [], -1)  # who gives up and asks again goes on there
+            max_bytes = max(max_bytes, LOOK_BYTES)
         return []
 
     async def _opened(self, queue: QueueKey, topic: _Topic, offset: int, max_bytes: int) -> tuple[Opened, int]:
@@ -325,7 +354,8 @@ class AttachedBroker:
                 if is_quick(got.batches):
                     found = opened(got.batches, offset, got.aborted, where=where)
                 else:
-                    found = await asyncio.to_thread(opened, got.batches, offset, got.aborted, where=where)
+                    async with self._opening:
+                        found = await asyncio.to_thread(opened, got.batches, offset, got.aborted, where=where)
                 if found.next_offset > offset:
                     return found, got.end
             if offset >= got.end:
@@ -486,8 +516,23 @@ class AttachedBroker:
         self._waiting_bytes -= size
 
     async def schedule(self, append: Append, *, acks: Acks, keys: Sequence[bytes | None] = ()) -> Appended:
-        """See `Broker.schedule`: by the own timer, which delivers at least once."""
+        """See `Broker.schedule`: by the own timer, which delivers at least once. Raises RecordTooLarge, BrokerRefuses
+        for what Kafka would not take when it is due, as far as its settings are known."""
+        for queue in {QueueKey(delay.topic_id, delay.partition) for delay in append.delays}:
+            topic = self._topic(queue)
+            await self._ask_limits(topic)
+            if topic.limits is not None:
+                _check_limits(append, topic.limits, topic.kafka_name)
         return await self._timer.schedule(append, acks=acks, keys=keys)
+
+    async def _ask_limits(self, topic: _Topic) -> None:
+        now_s = asyncio.get_running_loop().time()
+        if topic.limits_asked_s + LIMITS_FRESH_S <= now_s:
+            topic.limits_asked_s = now_s
+            try:
+                topic.limits = await self._kafka.limits(topic.kafka_name)
+            except (Unreached, Refused) as error:  # as a right to describe settings is missing
+                log.info("limits of a topic are not known topic=%s error=%s", topic.kafka_name, error)
 
     # ---- groups ----------------------------------------------------------------------------------------------------
 
@@ -535,11 +580,12 @@ class AttachedBroker:
 
     async def _error_of(self, error: Unreached | Refused, topic: _Topic) -> StoreError:
         """What to say of an error of the cluster about a topic: that it is gone, if it is."""
-        for queue in [queue for queue in self._ahead if self._topics.get(queue.topic_id) is topic]:
-            self._forget_ahead(queue)
         topic.forget()
-        if isinstance(error, Refused) and error.code not in OF_THE_MOMENT:
-            return self._error(error, topic.kafka_name)
+        if isinstance(error, Refused):
+            for queue in [queue for queue in self._ahead if self._topics.get(queue.topic_id) is topic]:
+                self._forget_ahead(queue)
+            if error.code not in OF_THE_MOMENT:
+                return self._error(error, topic.kafka_name)
         try:
             await self._kafka.partition_count(topic.kafka_name)
         except Refused as gone:
@@ -552,6 +598,25 @@ class AttachedBroker:
         if isinstance(error, Refused) and error.code != OFFSET_OUT_OF_RANGE:
             return refusal(kafka_name, error.code)
         return BrokerUnreachable(f"broker {self._name}: {error}")
+
+
+def _heard(asking: asyncio.Task[None]) -> None:
+    """Who asked may not wait any more."""
+    if not asking.cancelled():
+        asking.exception()
+
+
+def _check_limits(append: Append, limits: Limits, topic: str) -> None:
+    """Raises RecordTooLarge, BrokerRefuses for a record that Kafka does not take."""
+    for record in record_batch.decode(append.batch):
+        if record.key is None and limits.needs_keys:
+            raise refusal(topic, INVALID_RECORD)
+        headers_bytes = sum(len(name.encode()) + len(content or b"") for name, content in record.headers)
+        size = len(record.key or b"") + len(record.value or b"") + headers_bytes
+        if size + RECORD_OVERHEAD_BYTES > limits.batch_bytes_max:
+            raise RecordTooLarge(
+                f"a record of {size} bytes; Kafka's topic {topic} takes batches of {limits.batch_bytes_max}"
+            )
 
 
 def _entry(queue: QueueKey, topic: str, shown: Shown) -> Entry:

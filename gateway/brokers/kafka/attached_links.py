@@ -37,11 +37,22 @@ class Committed(NamedTuple):
     aborted: Sequence[tuple[int, int]]
 
 
+class Limits(NamedTuple):
+    """What a topic takes: batches of so many bytes, and, when it is compacted, only records with a key."""
+
+    batch_bytes_max: int
+    needs_keys: bool
+
+
 class SharedKafka(Kafka, Protocol):
     """A Kafka cluster in which others write too. Every method raises Unreached or Refused."""
 
     async def partition_count(self, topic: str) -> int:
         """How many partitions a topic has. It is not made."""
+        ...
+
+    async def limits(self, topic: str) -> Limits:
+        """What a topic takes."""
         ...
 
     async def fetch_committed(self, topic: str, partition: int, offset: int, *, max_bytes: int) -> Committed:
@@ -90,6 +101,11 @@ class SharedLinks(Links):
         if code != NONE:
             raise Refused(code, f"topic {topic}")
         return len(partitions)
+
+    async def limits(self, topic: str) -> Limits:
+        """See `SharedKafka`."""
+        found = await self._settings_of(await self._administrator(), topic)
+        return Limits(int(found["max.message.bytes"]), "compact" in found["cleanup.policy"])
 
     async def fetch_committed(self, topic: str, partition: int, offset: int, *, max_bytes: int) -> Committed:
         """See `SharedKafka`."""

@@ -58,7 +58,10 @@ class Beside:
         """See `Broker.schedule`."""
         if append.queue != TIMER_QUEUE:
             return await self._schedules(append, acks, keys)
-        return await self._own.schedule(append, acks=acks, keys=keys)
+        partitions = [QueueKey(delay.topic_id, delay.partition) for delay in append.delays]
+        attached = (kafka for kafka in self._kafka if any(map(kafka.has, partitions)))
+        broker: Broker = next(attached, self._own)
+        return await broker.schedule(append, acks=acks, keys=keys)
 
     async def read(
         self,

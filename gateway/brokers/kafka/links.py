@@ -346,11 +346,7 @@ class Links:
         wrong = []
         if (replicas := min((len(one["replicas"]) for one in partitions), default=0)) < self._address.replication:
             wrong.append(f"it has {replicas} replicas, and needs {self._address.replication}")
-        [configs] = await _done(admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, plan.name)]))
-        [(code, message, _, _, entries)] = configs.resources
-        if code != NONE:
-            raise Refused(code, f"settings of topic {plan.name}: {message}")
-        found = {entry[0]: entry[1] for entry in entries}
+        found = await self._settings_of(admin, plan.name)
         wrong += [
             f"{name} is {found.get(name)}, and must be {value}"
             for name, value in TOPIC_SETTINGS.items()
@@ -378,6 +374,13 @@ class Links:
                 raise TopicDiffers(reason) from error
             raise
         log.info("topic grown in Kafka topic=%s partitions=%d", plan.name, plan.partitions)
+
+    async def _settings_of(self, admin: AIOKafkaAdminClient, topic: str) -> dict[str, str]:
+        [configs] = await _done(admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topic)]))
+        [(code, message, _, _, entries)] = configs.resources
+        if code != NONE:
+            raise Refused(code, f"settings of topic {topic}: {message}")
+        return {entry[0]: entry[1] for entry in entries}
 
     async def delete_before(self, topic: str, partition: int, offset: int) -> None:
         """See `Kafka.delete_before`."""

@@ -9,7 +9,10 @@ from dataclasses import dataclass, replace
 import pytest
 
 from gateway.brokers.base import AnswerLost, BrokerUnreachable
+from gateway.brokers.kafka.attached import AttachedBroker
+from gateway.brokers.kafka.codes import MESSAGE_TOO_LARGE, TOPIC_AUTHORIZATION
 from gateway.brokers.local import LocalBroker
+from gateway.routing.base import Attachment
 from gateway.routing.delivery import RoutedPartitions
 from gateway.routing.table import RouteTable, Segment
 from store import Store, record_batch
@@ -19,6 +22,7 @@ from store.record_batch import Record
 from store.topics import TIMER_QUEUE, Topic
 from store.types import Acks, Append, Appended, Delay, Entry, QueueKey, Source
 from tests.clock import START_MS, FakeClock
+from tests.gateway.brokers.kafka.fake_shared import FakeSharedKafka
 from tests.simdisk import SimDisk
 from tests.store.kit import opened
 from tests.timer.fakes import ROOT, run_inline
@@ -336,3 +340,38 @@ async def test_the_partition_is_read_and_searched_over_its_chain() -> None:
         offset = await made.partitions.offset_for_time(Target(16, 2), START_MS + 1)
         [entry] = (await made.partitions.read(Target(16, 2), offset, max_bytes=1)).entries
         assert (offset, [record.value for record in decoded(entry)]) == (1, [b"2"])
+
+
+@pytest.mark.parametrize("code", [MESSAGE_TOO_LARGE, TOPIC_AUTHORIZATION])
+async def test_what_kafka_refuses_of_an_attached_topic_waits_and_what_it_took_is_not_sent_again(
+    code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(firing, "RETRY_MS", 0)
+    async with world() as made:
+        kafka = FakeSharedKafka()
+        kafka.make("theirs", PARTITIONS)
+        attached = AttachedBroker("kafka1", kafka, timer=made.brokers[0])
+        attached.attach(16, "orders", "theirs", PARTITIONS)
+        made.routes.attachments[16] = Attachment("kafka1", "theirs")
+        chains = [(Segment(attached, QueueKey(16, number)),) for number in range(PARTITIONS)]
+        made.routes.set_chains(Topic(16, "orders", PARTITIONS), chains)
+        timer = await made.timer("timer")
+        await made.schedule(timer, START_MS + 1_000, b"0", b"1", b"2")
+        await made.schedule(timer, START_MS + 5_000, b"3", b"4", b"5")
+        kafka.script.extend([None, code, None])
+        made.clock.step(1_000)
+        await go(timer)
+
+        def stored() -> list[bytes]:
+            batches = [batch for log in kafka.logs.values() for _, batch in log.batches]
+            return sorted(one.value or b"" for batch in batches for one in record_batch.decode(batch))
+
+        assert not kafka.script
+        assert stored() == [b"0", b"1", b"2"], "each once, whatever was refused"
+        kafka.script.extend([code] * 3)
+        made.clock.step(4_000)
+        for _ in range(10):
+            await go(timer)
+        assert stored() == [b"0", b"1", b"2", b"3", b"4", b"5"]
+        assert (timer.pending_count, timer.metrics.dropped_count) == (0, 0)
+        await attached.close()

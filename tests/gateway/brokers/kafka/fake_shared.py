@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
-from gateway.brokers.kafka.attached_links import Committed
+from gateway.brokers.kafka.attached_links import Committed, Limits
 from gateway.brokers.kafka.codes import OFFSET_OUT_OF_RANGE, UNKNOWN_TOPIC, Outcome
-from gateway.brokers.kafka.port import Refused, TopicPlan
+from gateway.brokers.kafka.port import Refused, TopicPlan, Unreached
 from store import record_batch
 from tests.gateway.brokers.kafka.fake import FakeKafka, Log
 
@@ -112,6 +112,8 @@ class FakeSharedKafka(FakeKafka):
         self.refused: dict[str, int] = {}
         self.ends_asked = self.fetched = 0
         self.left: list[str] = []
+        self.fetches_left: int | None = None
+        self.taken = Limits(1_000_000, needs_keys=False)
         self.commits: list[tuple[str, str, dict[int, int]]] = []
 
     def make(self, topic: str, partitions: int = 1) -> SharedLog:
@@ -140,10 +142,18 @@ class FakeSharedKafka(FakeKafka):
             raise Refused(UNKNOWN_TOPIC, topic)
         return count
 
+    async def limits(self, topic: str) -> Limits:
+        self._check(topic)
+        return self.taken
+
     async def fetch_committed(self, topic: str, partition: int, offset: int, *, max_bytes: int) -> Committed:
         self._check(topic)
         self._there(topic, partition)
         self.fetched += 1
+        if self.fetches_left is not None:
+            self.fetches_left -= 1
+            if self.fetches_left < 0:
+                raise Unreached("tired")
         log = self.shared(topic, partition)
         if not log.start <= offset <= log.end:
             raise Refused(OFFSET_OUT_OF_RANGE, topic)

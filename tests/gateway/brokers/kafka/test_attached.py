@@ -12,6 +12,7 @@ from gateway.brokers.base import AnswerLost, BrokerUnreachable
 from gateway.brokers.kafka import attached as module
 from gateway.brokers.kafka import writer as writing
 from gateway.brokers.kafka.attached import AttachedBroker
+from gateway.brokers.kafka.attached_links import Limits
 from gateway.brokers.kafka.codes import (
     INVALID_RECORD,
     LEADER_NOT_AVAILABLE,
@@ -21,7 +22,7 @@ from gateway.brokers.kafka.codes import (
     UNKNOWN_TOPIC,
 )
 from store import record_batch
-from store.errors import BrokerLacks, BrokerRefuses, NoLightQueues, Overloaded, RecordTooLarge, UnknownQueue
+from store.errors import BrokerLacks, BrokerRefuses, Corrupt, NoLightQueues, Overloaded, RecordTooLarge, UnknownQueue
 from store.light_names import LightNames
 from store.record_batch import Record
 from store.topics import TIMER_QUEUE
@@ -252,6 +253,50 @@ async def test_who_waits_is_told_of_what_comes_behind_an_end_that_was_asked_for_
         await until(lambda: told[-1] == {QUEUE: world.log.end})
 
 
+async def test_what_cannot_be_shown_holds_up_nobody_but_who_comes_there(world: World) -> None:
+    world.log.send((None, b"0"))
+    world.log.put(damaged := foreign_batch({0: (None, b"1")}))
+    at, batch = world.log.batches[1]
+    assert batch == damaged
+    world.log.batches[1] = at, batch[:-1] + b"x"
+    assert await world.broker.bounds(QUEUE) == Bounds(0, 2)
+    assert (await world.broker.read(QUEUE, 0, max_bytes=1_000)).next_offset == 1
+    for _ in range(2):
+        with pytest.raises(Corrupt, match="CRC"):
+            await world.broker.read(QUEUE, 1, max_bytes=1_000)
+    world.log.send((None, b"2"))
+    assert await world.read_all(2) == [(2, b"2")]
+
+
+async def test_who_gives_up_in_a_long_hole_and_asks_again_goes_on_where_it_was(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LOOK_BYTES", 1)
+    for _ in range(50):
+        world.log.put(emptied_batch(3))
+    world.log.send((None, b"last"))
+    assert await world.broker.bounds(QUEUE) == Bounds(0, 151)
+    world.kafka.fetches_left = 20
+    with pytest.raises(BrokerUnreachable):
+        await world.broker.read(QUEUE, 0, max_bytes=1)
+    world.kafka.fetches_left = 35
+    assert (await world.broker.read(QUEUE, 0, max_bytes=1)).next_offset == 151
+
+
+async def test_many_who_ask_for_bounds_at_once_ask_kafka_once_also_when_it_is_away(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ENDS_FRESH_S", 60.0)
+    for _ in range(2):
+        asked = world.kafka.ends_asked
+        answers = await asyncio.gather(*[world.broker.bounds(QUEUE) for _ in range(100)], return_exceptions=True)
+        assert world.kafka.ends_asked == asked + (not world.kafka.is_away)
+        assert len(set(map(str, answers))) == 1
+        world.kafka.is_away = True
+        world.broker._topics[TOPIC_ID].forget()
+    assert isinstance(answers[0], BrokerUnreachable)
+
+
 async def test_times_are_searched_by_kafkas_own(world: World) -> None:
     for time_ms in (10, 20, 30):
         world.log.put(foreign_batch({0: (None, b"x")}, time_ms=time_ms))
@@ -424,6 +469,28 @@ async def test_what_only_a_single_writer_can_do_is_refused(world: World) -> None
         with pytest.raises(BrokerLacks, match="attached"):
             await refused
     assert not world.log.batches
+
+
+async def test_delayed_records_that_kafka_would_not_take_are_not_accepted(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def schedule(key: bytes | None, value: bytes) -> None:
+        batch = record_batch.encode([Record(key, value, 1, [("h", b"x")])])
+        append = Append(queue=TIMER_QUEUE, batch=batch, record_count=1, delays=[Delay(5_000, TOPIC_ID, 1)])
+        await world.broker.schedule(append, acks=Acks.FLUSHED)
+
+    world.kafka.taken = Limits(100 + module.RECORD_OVERHEAD_BYTES, needs_keys=True)
+    await schedule(b"k", bytes(97))
+    with pytest.raises(RecordTooLarge):
+        await schedule(b"k", bytes(98))
+    with pytest.raises(BrokerRefuses, match="key"):
+        await schedule(None, b"x")
+    monkeypatch.setattr(module, "LIMITS_FRESH_S", 0.0)
+    world.kafka.taken = Limits(1_000_000, needs_keys=False)
+    await schedule(None, bytes(1_000))
+    world.kafka.refused[NAME] = TOPIC_AUTHORIZATION  # to know its settings
+    await schedule(None, bytes(1_000))
+    assert len(world.scheduled) == 3
 
 
 async def test_delayed_records_go_to_the_own_timer(world: World) -> None:
