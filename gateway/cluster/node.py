@@ -226,6 +226,7 @@ class ClusterNode:
         self.name = name
         self.kafka: Mapping[str, KafkaBroker] = kafka or {}
         self._doubt = doubt or asyncio.Event()
+        self._taking: asyncio.Task[float] | None = None
         self._away_since_s: dict[str, float] = {}
         self._metadata = metadata
         self._own = broker
@@ -306,6 +307,9 @@ class ClusterNode:
 
     async def close(self) -> None:
         """Leave the other nodes' brokers."""
+        if self._taking is not None:
+            self._taking.cancel()
+            await asyncio.wait([self._taking])
         await self._opened.aclose()
 
     async def follow(self) -> None:
@@ -925,10 +929,10 @@ class ClusterNode:
 
     async def take_own(self) -> None:
         """Serve what this node owns on Kafka clusters, before it is asked for it: a repeated send may name another
-        partition than the one that knows its id. While Kafka does not answer it is not waited for."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(TAKE_OWN_S):
-                await self._take_kafka(asyncio.get_running_loop().time())
+        partition than the one that knows its id. What takes longer, as Kafka does not answer, goes on behind that."""
+        loop = asyncio.get_running_loop()
+        self._taking = loop.create_task(self._take_kafka(loop.time()), name="own partitions on Kafka")
+        await asyncio.wait([self._taking], timeout=TAKE_OWN_S)
 
     async def _take_kafka(self, now_s: float) -> float:
         """Take over the partitions on Kafka clusters that no node serves; when to look again, in seconds."""

@@ -329,7 +329,7 @@ class Links:
         }
         new = NewTopic(plan.name, plan.partitions, own.replication, topic_configs=settings)
         admin = await self._administrator()
-        answer = await _done(admin.create_topics([new]))
+        answer = await self._done(admin.create_topics([new]))
         [(_, code, *message)] = answer.topic_errors
         if code == TOPIC_EXISTS:
             await self._check_topic(admin, plan)
@@ -341,7 +341,7 @@ class Links:
             log.info("topic made in Kafka topic=%s partitions=%d", plan.name, plan.partitions)
 
     async def _check_topic(self, admin: AIOKafkaAdminClient, plan: TopicPlan) -> None:
-        [described] = await _done(admin.describe_topics([plan.name]))
+        [described] = await self._done(admin.describe_topics([plan.name]))
         partitions = described["partitions"]
         wrong = []
         if (replicas := min((len(one["replicas"]) for one in partitions), default=0)) < self._address.replication:
@@ -365,7 +365,7 @@ class Links:
 
     async def _grow(self, admin: AIOKafkaAdminClient, plan: TopicPlan) -> None:
         try:
-            await _done(admin.create_partitions({plan.name: NewPartitions(plan.partitions)}))
+            await self._done(admin.create_partitions({plan.name: NewPartitions(plan.partitions)}))
         except Unreached as error:
             if isinstance(error.__cause__, InvalidPartitionsError):  # another node was faster
                 return
@@ -376,23 +376,28 @@ class Links:
         log.info("topic grown in Kafka topic=%s partitions=%d", plan.name, plan.partitions)
 
     async def _settings_of(self, admin: AIOKafkaAdminClient, topic: str) -> dict[str, str]:
-        [configs] = await _done(admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topic)]))
+        [configs] = await self._done(admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topic)]))
         [(code, message, _, _, entries)] = configs.resources
         if code != NONE:
             raise Refused(code, f"settings of topic {topic}: {message}")
         return {entry[0]: entry[1] for entry in entries}
 
+    async def _done(self, asked: Awaitable[T]) -> T:
+        """What the cluster answers an administrator. Raises Unreached, because of what aiokafka raises."""
+        try:
+            answer = await asked
+        except (KafkaError, OSError, TimeoutError) as error:
+            self.trouble = None if isinstance(error, BrokerResponseError) else repr(error)
+            raise Unreached(repr(error)) from error
+        self.trouble = None
+        return answer
+
     async def delete_before(self, topic: str, partition: int, offset: int) -> None:
         """See `Kafka.delete_before`."""
         admin = await self._administrator()
-        await _done(admin.delete_records({TopicPartition(topic, partition): RecordsToDelete(before_offset=offset)}))
-
-
-async def _done(asked: Awaitable[T]) -> T:
-    try:
-        return await asked
-    except (KafkaError, OSError, TimeoutError) as error:
-        raise Unreached(repr(error)) from error
+        await self._done(
+            admin.delete_records({TopicPartition(topic, partition): RecordsToDelete(before_offset=offset)})
+        )
 
 
 def _watch_over(client: AIOKafkaClient, node: int) -> None:
