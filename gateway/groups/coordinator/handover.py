@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from hashlib import sha256
 from typing import NamedTuple
 
@@ -38,12 +38,14 @@ from gateway.groups.machines.events import (
     DocumentPut,
     Event,
     Forgotten,
+    LightBegun,
     LightCommitted,
     decode_events,
     encode_event,
 )
 from gateway.groups.machines.progress import COMMITS_MAX
 from gateway.groups.machines.receipts import Signer
+from store.errors import NoLightQueues
 from store.limits import MiB
 from store.turns import others_turn
 from store.uncancelled import to_its_end, uncancelled
@@ -154,6 +156,11 @@ class Handover:
             raise ValueError(f"there are events of other groups than {group}")
         added_bytes = context.table.light_offsets.added_bytes
         light_bytes = sum(added_bytes(event) for event in events if isinstance(event, LightCommitted))
+        if any(isinstance(event, LightCommitted | LightBegun) for event in events):
+            with suppress(
+                NoLightQueues
+            ):  # its index keeps none: then it has only how far groups are in those of others
+                context.note_light()
         async with self._all_turns(group) as names:
             await self._forget(group, names)
             is_own = False
