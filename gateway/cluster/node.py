@@ -32,7 +32,8 @@ from zlib import crc32
 
 import orjson
 
-from gateway.brokers.base import Broker, BrokerUnreachable
+from gateway.brokers.base import Broker
+from gateway.brokers.kafka.beside import Schedules, no_shards
 from gateway.brokers.kafka.broker import KafkaBroker
 from gateway.cluster.follower import ChainFollower
 from gateway.cluster.members import (
@@ -102,7 +103,7 @@ from store.data_format import VERSION as DATA_VERSION
 from store.errors import BrokerLacks, StoreError, UnknownQueue
 from store.topics import FIRST_USER_TOPIC_ID, OFFSETS, RESERVED_PREFIXES, TIMER, Topic, TopicChoices, check_config
 from store.topics import Changes as TopicChanges
-from store.types import Acks, Append, Appended, QueueKey
+from store.types import QueueKey
 from store.uncancelled import to_its_end
 from timer.schedule import decode_schedule_id
 
@@ -230,7 +231,7 @@ class ClusterNode:
         self.take_group: Callable[[str, bytes, int, int], Awaitable[bool]] = _no_groups
         """Takes a group that leaves another node; see `PeerBroker.take_group`. Set when there are groups here."""
 
-        self.schedule_in_shard: Callable[[Append, Acks, Sequence[bytes | None]], Awaitable[Appended]] = _no_shards
+        self.schedule_in_shard: Schedules = no_shards
         """Accepts delayed records of a shard that is here. Set when there may be any."""
 
         self.answers: dict[str, Callable[[Head], Awaitable[Head]]] = {}
@@ -1029,10 +1030,6 @@ class ClusterNode:
 
 async def _no_groups(_group: str, _events: bytes, _size_bytes: int, _revision: int) -> bool:
     return False
-
-
-async def _no_shards(append: Append, _acks: Acks, _keys: Sequence[bytes | None]) -> Appended:
-    raise BrokerUnreachable(f"shard {append.queue} of delayed records is not here")
 
 
 def _owner_key(kind: str, name: str) -> str:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from gateway.brokers.base import Broker, all_stored
+from gateway.brokers.base import Broker, BrokerUnreachable, all_stored
 from gateway.brokers.kafka.broker import KafkaBroker
 from store.topics import TIMER_QUEUE
 from store.types import Acks, Append, Appended, Boundary, Bounds, ExportedIds, QueueKey, ReadResult
@@ -15,10 +15,15 @@ Schedules = Callable[[Append, Acks, Sequence[bytes | None]], Awaitable[Appended]
 """As `Broker.schedule`."""
 
 
+async def no_shards(append: Append, _acks: Acks, _keys: Sequence[bytes | None]) -> Appended:
+    """Of a node that has none."""
+    raise BrokerUnreachable(f"shard {append.queue} of delayed records is not here; nothing was stored")
+
+
 class Beside:
     """`Broker` over the own one and Kafka clusters. `schedules` takes what is for shards of `__timer`."""
 
-    def __init__(self, own: Broker, kafka: Sequence[KafkaBroker], schedules: Schedules) -> None:
+    def __init__(self, own: Broker, kafka: Sequence[KafkaBroker], schedules: Schedules = no_shards) -> None:
         self._own = own
         self._kafka = kafka
         self._schedules = schedules
