@@ -35,8 +35,9 @@ from zlib import crc32
 
 import orjson
 
-from gateway.brokers.base import Broker, BrokerUnreachable
+from gateway.brokers.base import Broker
 from gateway.brokers.kafka.attached import AttachedBroker
+from gateway.brokers.kafka.beside import Schedules, no_shards
 from gateway.brokers.kafka.broker import KafkaBroker, kept_ms
 from gateway.cluster import attaching
 from gateway.cluster.attaching import Attaching
@@ -118,7 +119,7 @@ from store.topics import (
     check_config,
 )
 from store.topics import Changes as TopicChanges
-from store.types import Acks, Append, Appended, QueueKey
+from store.types import QueueKey
 from store.uncancelled import to_its_end
 from timer.schedule import decode_schedule_id
 
@@ -260,7 +261,7 @@ class ClusterNode:
         self.take_group: Callable[[str, bytes, int, int], Awaitable[bool]] = _no_groups
         """Takes a group that leaves another node; see `PeerBroker.take_group`. Set when there are groups here."""
 
-        self.schedule_in_shard: Callable[[Append, Acks, Sequence[bytes | None]], Awaitable[Appended]] = _no_shards
+        self.schedule_in_shard: Schedules = no_shards
         """Accepts delayed records of a shard that is here. Set when there may be any."""
 
         self.answers: dict[str, Callable[[Head], Awaitable[Head]]] = {}
@@ -1195,10 +1196,6 @@ def _grown(partitions: int, table: TopicTable) -> object:
     """What is to be done for the topic in a table to have so many partitions at least."""
     topic = table.all()[-1]
     return table.decide_grow(topic.name, max(partitions, topic.partitions))
-
-
-async def _no_shards(append: Append, _acks: Acks, _keys: Sequence[bytes | None]) -> Appended:
-    raise BrokerUnreachable(f"shard {append.queue} of delayed records is not here")
 
 
 def _owner_key(kind: str, name: str) -> str:

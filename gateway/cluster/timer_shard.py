@@ -383,19 +383,16 @@ class ClaimedPartitions:
 
     async def deliver(self, dues: Sequence[Due]) -> list[Sequence[int] | None]:
         """See `Partitions.deliver`. Raises Overloaded, too, when a claim could not be made."""
-        sources = [source for due in dues for source in due.sources]
-        while True:
-            begun_ms = _boot_ms()
-            await self._log.claim(sources)
-            if _boot_ms() - begun_ms < self._window_ms // FRESH_SHARE:
-                break
-        found = [await self._found(due) for due in dues]
+        found = [await self._found(due) for due in dues]  # before the claim: it may take long
         rest = [
             (number, due if not known else only(due, [at for at in range(due.record_count) if at not in known]))
             for number, (due, known) in enumerate(zip(dues, found, strict=True))
             if known is not None and len(known) < due.record_count
         ]
-        answers = await self._routed.deliver([due for _, due in rest]) if rest else []
+        answers: Sequence[Sequence[int] | None] = ()
+        if rest:
+            await self._claim([source for _, due in rest for source in due.sources])
+            answers = await self._routed.deliver([due for _, due in rest])
         told: list[Sequence[int] | None] = [
             list(known.values()) if known and len(known) == due.record_count else None
             for due, known in zip(dues, found, strict=True)
@@ -409,12 +406,20 @@ class ClaimedPartitions:
                 self._log.over(list(due.sources))
         return told
 
+    async def _claim(self, sources: Sequence[Source]) -> None:
+        """Claim copies, a short time ago (T1)."""
+        while True:
+            begun_ms = _boot_ms()
+            await self._log.claim(sources)
+            if _boot_ms() - begun_ms < self._window_ms // FRESH_SHARE:
+                return
+
     async def _found(self, due: Due) -> dict[int, int] | None:
         """Which records of a claim that is old are in their partition already, and at which offsets; None: that cannot
         be read now."""
         claimed = self._log.claimed
-        since_ms = min(claimed[source].time_ms for source in due.sources)
-        if self._clock.now_ms() - since_ms < self._window_ms // OLD_SHARE:
+        since_ms = min((claimed[source].time_ms for source in due.sources if source in claimed), default=None)
+        if since_ms is None or self._clock.now_ms() - since_ms < self._window_ms // OLD_SHARE:
             return {}
         wanted = {id_: index for index, id_ in enumerate(schedule_ids_of(due))}
         found: dict[int, int] = {}

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from gateway.brokers.base import Broker, all_stored
+from gateway.brokers.base import Broker, BrokerUnreachable, all_stored
 from gateway.brokers.kafka.attached import AttachedBroker
 from gateway.brokers.kafka.broker import KafkaBroker
 from store.topics import TIMER_QUEUE
@@ -17,10 +17,17 @@ Schedules = Callable[[Append, Acks, Sequence[bytes | None]], Awaitable[Appended]
 """As `Broker.schedule`."""
 
 
+async def no_shards(append: Append, _acks: Acks, _keys: Sequence[bytes | None]) -> Appended:
+    """Of a node that has none."""
+    raise BrokerUnreachable(f"shard {append.queue} of delayed records is not here; nothing was stored")
+
+
 class Beside:
     """`Broker` over the own one and Kafka clusters. `schedules` takes what is for shards of `__timer`."""
 
-    def __init__(self, own: Broker, kafka: Sequence[KafkaBroker | AttachedBroker], schedules: Schedules) -> None:
+    def __init__(
+        self, own: Broker, kafka: Sequence[KafkaBroker | AttachedBroker], schedules: Schedules = no_shards
+    ) -> None:
         self._own = own
         self._kafka = kafka
         self._schedules = schedules
