@@ -83,8 +83,9 @@ class World:
         settings = {
             **SMALL_FILES,
             "MQ_CLUSTER_KAFKA": self.setting,
-            "MQ_KAFKA_ENABLED": "false",
+            "MQ_KAFKA_PORT": str(port := free_port()),
         }
+        self.own_servers = {"bootstrap.servers": f"127.0.0.1:{port}"}
         self.server = Server(directory / "data", settings, port=free_port())
         self._servers = {"bootstrap.servers": endpoint}
         self._admin = librdkafka.admin.AdminClient(self._servers)
@@ -117,17 +118,17 @@ class World:
             producer.flush()
             producer.commit_transaction() if commit else producer.abort_transaction()
 
-    def consumed(self) -> list[Seen]:
-        """All that Kafka's own consumer sees of partition 0."""
+    def consumed(self, *, by_mq: bool = False) -> list[Seen]:
+        """All that Kafka's own consumer sees of partition 0, in Kafka or by mq's port for Kafka clients."""
         consumer = librdkafka.Consumer(
             {
-                **self._servers,
+                **(self.own_servers if by_mq else self._servers),
                 "group.id": uuid4().hex,
                 "enable.partition.eof": True,
                 "isolation.level": "read_committed",
             }
         )
-        consumer.assign([librdkafka.TopicPartition(self.kafka_name, 0, 0)])
+        consumer.assign([librdkafka.TopicPartition(TOPIC if by_mq else self.kafka_name, 0, 0)])
         found: list[Seen] = []
         while True:
             message = consumer.poll(PATIENCE_S)
@@ -237,6 +238,7 @@ async def test_every_reader_of_mq_sees_what_kafkas_consumer_sees(world: World) -
     assert f"topic {world.kafka_name} of kafka1" in described.stdout
     assert await world.read() == seen
     assert await world.read(step_bytes=1_000_000) == seen
+    assert await asyncio.to_thread(partial(world.consumed, by_mq=True)) == seen
     for offset in (0, seen[-6].offset - 1, seen[-6].offset + 1, seen[-5].offset, seen[-1].offset):
         assert await world.read(offset) == [one for one in seen if one.offset >= offset]
     [bounds] = (await world.done("GET", f"/mq/v1/topics/{TOPIC}/offsets"))["partitions"]
@@ -526,6 +528,9 @@ async def test_partitions_that_come_and_a_topic_that_goes_in_kafka(
     assert refused["error_code"] == 50250
     status, refused = await world.ask("POST", f"/topics/{TOPIC}/partitions/0", **body)
     assert (status, refused["error_code"]) == (502, 50250), refused
+    deleted = await asyncio.to_thread(mq, "topic", "delete", TOPIC, "--yes", url=world.server.url)
+    assert deleted.returncode == 2
+    assert f"mq topic detach {TOPIC}" in deleted.stderr
     detached = await asyncio.to_thread(mq, "topic", "detach", TOPIC, "--json", url=world.server.url)
     assert orjson.loads(detached.stdout) == {"topic": TOPIC, "detached": True}
     status, refused = await world.ask(
