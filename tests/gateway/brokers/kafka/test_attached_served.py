@@ -236,6 +236,9 @@ async def test_every_reader_of_mq_sees_what_kafkas_consumer_sees(world: World) -
     }  # fmt: skip
     described = await asyncio.to_thread(mq, "topic", "describe", TOPIC, url=world.server.url)
     assert f"topic {world.kafka_name} of kafka1" in described.stdout
+    deleted = await asyncio.to_thread(mq, "topic", "delete", TOPIC, "--yes", url=world.server.url)
+    assert deleted.returncode == 2
+    assert f"mq topic detach {TOPIC}" in deleted.stderr
     assert await world.read() == seen
     assert await world.read(step_bytes=1_000_000) == seen
     assert await asyncio.to_thread(partial(world.consumed, by_mq=True)) == seen
@@ -528,9 +531,6 @@ async def test_partitions_that_come_and_a_topic_that_goes_in_kafka(
     assert refused["error_code"] == 50250
     status, refused = await world.ask("POST", f"/topics/{TOPIC}/partitions/0", **body)
     assert (status, refused["error_code"]) == (502, 50250), refused
-    deleted = await asyncio.to_thread(mq, "topic", "delete", TOPIC, "--yes", url=world.server.url)
-    assert deleted.returncode == 2
-    assert f"mq topic detach {TOPIC}" in deleted.stderr
     detached = await asyncio.to_thread(mq, "topic", "detach", TOPIC, "--json", url=world.server.url)
     assert orjson.loads(detached.stdout) == {"topic": TOPIC, "detached": True}
     status, refused = await world.ask(
