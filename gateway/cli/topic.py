@@ -123,6 +123,8 @@ def delete(
       mq topic delete orders
     """
     described = ask(url, lambda client: client.get(_path(name)))
+    if "attached" in described:
+        raise CliError(f"{name} is a topic of Kafka's, whose records stay there: mq topic detach {name}", USAGE)
     if not yes:
         count = sum(_record_count(row) for row in rows_of(described, "offsets"))
         if not sys.stdin.isatty():

@@ -891,7 +891,7 @@ class ClusterNode:
             async for topic, count in self._attaching.grown():
                 log.info("attached topic has more partitions topic=%s partitions=%d", topic.name, count)
                 with suppress(MetadataError, StoreError):
-                    await self._change_topic(topic.name, partial(_grown, count))
+                    await self._change_topic(topic.name, partial(_grown, topic.topic_id, count))
 
     async def _look_after(self) -> None:
         """Finish moves that were left, and take expired segments off chains."""
@@ -1192,9 +1192,12 @@ async def _no_groups(_group: str, _events: bytes, _size_bytes: int, _revision: i
     return False
 
 
-def _grown(partitions: int, table: TopicTable) -> object:
-    """What is to be done for the topic in a table to have so many partitions at least."""
+def _grown(topic_id: int, partitions: int, table: TopicTable) -> object:
+    """What is to be done for the topic in a table to have so many partitions at least; nothing, when it is another one
+    by now."""
     topic = table.all()[-1]
+    if topic.topic_id != topic_id:
+        return topic
     return table.decide_grow(topic.name, max(partitions, topic.partitions))
 
 

@@ -188,7 +188,7 @@ class SharedLinks(Links):
 def refusal(topic: str, code: int) -> BrokerRefuses:
     """What is said of a topic when Kafka says no."""
     said = REFUSALS.get(code, "Kafka refuses it")
-    return BrokerRefuses(f"topic {topic} in Kafka: {said} (Kafka's error {code}). Nothing was stored", code)
+    return BrokerRefuses(f"topic {topic} in Kafka: {said} (Kafka's error {code})", code)
 
 
 def _tails_of(topic: str) -> str:

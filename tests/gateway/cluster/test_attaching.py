@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import nullcontext
+from functools import partial
 
 import pytest
 
@@ -14,7 +15,7 @@ from gateway.cluster import attaching
 from gateway.cluster.memory import MemoryMetadata
 from gateway.cluster.metadata import Value
 from gateway.cluster.mover import UnknownBroker, key_of
-from gateway.cluster.node import ClusterNode
+from gateway.cluster.node import ClusterNode, _grown
 from gateway.cluster.peer import PeerBroker
 from gateway.cluster.record import PartitionRecord, SegmentRecord, encode
 from gateway.cluster.restoring import restored
@@ -211,6 +212,20 @@ async def test_partitions_that_come_in_kafka_come_here(
         looking.cancel()
     [segment] = own._routes.chain("orders", 4)
     assert await segment.broker.bounds(segment.queue) == Bounds(0, 0)
+
+
+async def test_a_topic_of_mqs_own_that_has_taken_the_name_meanwhile_does_not_grow(
+    node: Made, kafka: FakeSharedKafka
+) -> None:
+    own, _ = node
+    attached = await attach(own)
+    kafka.make("prod.orders", 5)
+    [(topic, count)] = [one async for one in own._attaching.grown()]
+    assert (topic.topic_id, count) == (attached.topic_id, 5)
+    await own.delete_topic("orders")
+    await own.create_topic("orders", 2)
+    await own._change_topic("orders", partial(_grown, topic.topic_id, count))
+    assert own._routes.topic("orders").partitions == 2
 
 
 async def test_it_is_in_the_metadata_and_a_restored_cluster_has_it_unchanged(

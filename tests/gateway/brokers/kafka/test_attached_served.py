@@ -83,8 +83,9 @@ class World:
         settings = {
             **SMALL_FILES,
             "MQ_CLUSTER_KAFKA": self.setting,
-            "MQ_KAFKA_ENABLED": "false",
+            "MQ_KAFKA_PORT": str(port := free_port()),
         }
+        self.own_servers = {"bootstrap.servers": f"127.0.0.1:{port}"}
         self.server = Server(directory / "data", settings, port=free_port())
         self._servers = {"bootstrap.servers": endpoint}
         self._admin = librdkafka.admin.AdminClient(self._servers)
@@ -117,17 +118,17 @@ class World:
             producer.flush()
             producer.commit_transaction() if commit else producer.abort_transaction()
 
-    def consumed(self) -> list[Seen]:
-        """All that Kafka's own consumer sees of partition 0."""
+    def consumed(self, *, by_mq: bool = False) -> list[Seen]:
+        """All that Kafka's own consumer sees of partition 0, in Kafka or by mq's port for Kafka clients."""
         consumer = librdkafka.Consumer(
             {
-                **self._servers,
+                **(self.own_servers if by_mq else self._servers),
                 "group.id": uuid4().hex,
                 "enable.partition.eof": True,
                 "isolation.level": "read_committed",
             }
         )
-        consumer.assign([librdkafka.TopicPartition(self.kafka_name, 0, 0)])
+        consumer.assign([librdkafka.TopicPartition(TOPIC if by_mq else self.kafka_name, 0, 0)])
         found: list[Seen] = []
         while True:
             message = consumer.poll(PATIENCE_S)
@@ -235,8 +236,12 @@ async def test_every_reader_of_mq_sees_what_kafkas_consumer_sees(world: World) -
     }  # fmt: skip
     described = await asyncio.to_thread(mq, "topic", "describe", TOPIC, url=world.server.url)
     assert f"topic {world.kafka_name} of kafka1" in described.stdout
+    deleted = await asyncio.to_thread(mq, "topic", "delete", TOPIC, "--yes", url=world.server.url)
+    assert deleted.returncode == 2
+    assert f"mq topic detach {TOPIC}" in deleted.stderr
     assert await world.read() == seen
     assert await world.read(step_bytes=1_000_000) == seen
+    assert await asyncio.to_thread(partial(world.consumed, by_mq=True)) == seen
     for offset in (0, seen[-6].offset - 1, seen[-6].offset + 1, seen[-5].offset, seen[-1].offset):
         assert await world.read(offset) == [one for one in seen if one.offset >= offset]
     [bounds] = (await world.done("GET", f"/mq/v1/topics/{TOPIC}/offsets"))["partitions"]
