@@ -55,6 +55,20 @@ class FakeTopic(NamedTuple):
         return self.json_keys is KeyForm.RAW
 
 
+class FakeShard:
+    """A shard of `__timer` that accepts all."""
+
+    served_by = ALONE
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.schedules: list[tuple[Append, Sequence[bytes | None]]] = []
+
+    async def schedule(self, append: Append, *, acks: Acks, keys: Sequence[bytes | None] = ()) -> Appended:
+        self.schedules.append((append, keys))
+        return Appended(1 << 48, 0, 0, acks)
+
+
 class FakeBroker:
     """Implements `gateway.brokers.base.Broker` and topic creation. `error` is raised by every call while it is set.
 

@@ -37,7 +37,7 @@ from store.record_batch import Record
 from store.topics import TopicConfig
 from store.types import Acks, Append, Appended, Delay, QueueKey
 from tests.clock import START_MS, FakeClock
-from tests.gateway.fake_broker import FakeBroker, fake_gateway
+from tests.gateway.fake_broker import FakeBroker, FakeShard, fake_gateway
 from timer.schedule import decode_schedule_id
 
 DELAY_MS_MAX = 365 * 86_400_000
@@ -135,6 +135,31 @@ async def test_delayed_records_go_to_the_timer_in_one_batch(gateway: Gateway, br
     ids = [decode_schedule_id(receipt.schedule_id or "") for receipt in (receipts[0], receipts[2])]
     assert [(item.due_ms, item[2]) for item in ids] == [(START_MS + 1000, 0), (START_MS + 5, 1)]
     assert ids[0].position == ids[1].position
+
+
+async def test_delayed_records_go_to_the_shards_of_their_partitions_and_keys_but_those_with_ids(
+    gateway: Gateway, broker: FakeBroker
+) -> None:
+    shards = {name: FakeShard(name) for name in ("0", "2", "key")}
+    routes = cast(RouteTable, gateway.routes_table)
+    routes.timers = lambda topic_id, partition, key: shards["key" if key else str(partition)]
+    records = [
+        record(b"1", delay_ms=1000, partition=2),
+        record(b"2", delay_ms=1000, partition=0, schedule_key="mine"),
+        record(b"3", delay_ms=1000, partition=2),
+        record(b"4", delay_ms=1000, partition=0, msg_id="a"),
+    ]
+    receipts = await gateway.producer.produce("orders", records, json_values=True)
+    assert shards["0"].schedules == []
+    [(of_partition, keys)] = shards["2"].schedules
+    assert [item.value for item in record_batch.decode(of_partition.batch)] == [b"1", b"3"]
+    assert keys == ()
+    [(of_key, keys)] = shards["key"].schedules
+    assert [item.value for item in record_batch.decode(of_key.batch)] == [b"2"]
+    assert keys == [b"mine"]
+    (with_id,) = broker.schedules
+    assert [item.value for item in record_batch.decode(with_id.batch)] == [b"4"]
+    assert [decode_schedule_id(receipt.schedule_id or "").position for receipt in receipts[:3]] == 3 * [1 << 48]
 
 
 @pytest.mark.parametrize("fields", [{"delay_ms": 0}, {"deliver_at_ms": START_MS}, {"deliver_at_ms": 0}])

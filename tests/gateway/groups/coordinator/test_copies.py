@@ -8,6 +8,7 @@ from gateway.groups.machines.copies import Origin, dead_letter_topic, origin_of,
 from gateway.groups.machines.progress import PartitionKey
 from store import record_batch
 from store.record_batch import DecodedRecord, Record
+from tests.gateway.fake_broker import FakeShard
 from tests.gateway.groups.coordinator.world import world
 
 G = "billing"
@@ -48,6 +49,17 @@ async def test_retries_go_to_partitions_as_configured_and_dead_letters_to_one() 
         await writer.dead_letter(G, copies)
         assert [value for value, _ in await made.records(dead_letter_topic(G))] == [b"0", b"1", b"2"]
         assert made.groups.stats.dead_letter_count == 3
+
+
+async def test_retries_with_a_delay_go_to_the_shard_of_their_topic_when_there_is_one() -> None:
+    async with world() as made:
+        writer = CopyWriter(made.groups._context)
+        shard = FakeShard("__timer/3")
+        made.routes.timers = lambda *_: shard
+        await writer.schedule(G, [Copy(retry_copy(record(b"1"), Origin("orders", 0, 0, 1, False)), True, due_ms=9)])
+        [(append, _)] = shard.schedules
+        assert [(delay.due_ms, delay.partition) for delay in append.delays] == [(9, 0)]
+        assert made.groups.stats.retry_count == 1
 
 
 def test_a_record_without_our_headers_is_no_copy() -> None:
