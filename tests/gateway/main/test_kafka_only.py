@@ -23,7 +23,7 @@ from tests.waiting import WOKEN_S
 def kafka(monkeypatch: pytest.MonkeyPatch) -> FakeKafka:
     made = FakeKafka()
     made.clock = SystemClock()  # type: ignore[assignment]
-    monkeypatch.setattr(clustering, "Links", lambda _: made)
+    monkeypatch.setattr(clustering, "SharedLinks", lambda _: made)
     return made
 
 
