@@ -153,11 +153,15 @@ class Links:
             return self._admin
 
     async def _reached(self, connecting: Awaitable[None], client: AIOKafkaClient | AIOKafkaAdminClient) -> None:
+        loop = asyncio.get_running_loop()
+        begun_s = loop.time()
         try:
             await connecting
         except (KafkaError, OSError, TimeoutError) as error:
             await client.close()
-            self.trouble = "; ".join(reason for reason, _ in await self._tried()) or repr(error)
+            has_answered = loop.time() - begun_s < TRY_TIMEOUT_S  # who is silent is not waited for once more
+            tried = await self._tried() if has_answered else []
+            self.trouble = "; ".join(reason for reason, _ in tried) or repr(error)
             raise Unreached(self.trouble) from error
         self.trouble = None
 

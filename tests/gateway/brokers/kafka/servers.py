@@ -120,10 +120,13 @@ def kafka_servers(
     formatted: Sequence[str] = (),
     listener: str = "PLAINTEXT",
     logs: Mapping[int, Path] | None = None,
+    ports: Mapping[int, int] | None = None,
+    advertised: Mapping[int, str] | None = None,
 ) -> Iterator[KafkaServers]:
     """A Kafka cluster while the block runs: one process, or so many brokers and a controller. `listener`: the protocol
     of the one that clients use (brokers use PLAINTEXT among themselves). `formatted`: more for the storage's making.
-    `logs`: where brokers have their records, by node."""
+    `logs`: where brokers have their records, `ports`: where clients reach them, `advertised`: where those are told to
+    do so; all by node."""
     is_one = brokers == 1
     controller = free_port()
     replicas = str(min(3, brokers))
@@ -142,16 +145,17 @@ def kafka_servers(
         own.pop("inter.broker.listener.name", None)
         nodes.append(KafkaNode(directory / "controller", CONTROLLER, own, ports=[controller]))
     for node in range(1, brokers + 1):
-        port, internal = free_port(), free_port()
+        port, internal = (ports or {}).get(node) or free_port(), free_port()
         listeners = f"CLIENTS://127.0.0.1:{port},PLAINTEXT://127.0.0.1:{internal}"
+        address = (advertised or {}).get(node, f"127.0.0.1:{port}")
         own = {
             **common,
             "process.roles": "broker,controller" if is_one else "broker",
             "listeners": listeners + (f",CONTROLLER://127.0.0.1:{controller}" if is_one else ""),
-            "advertised.listeners": listeners,
+            "advertised.listeners": f"CLIENTS://{address},PLAINTEXT://127.0.0.1:{internal}",
         }
         nodes.append(KafkaNode(directory / str(node), node, own, ports=[port, internal], logs=(logs or {}).get(node)))
-        endpoints.append(f"127.0.0.1:{port}")
+        endpoints.append(address)
     try:
         for one in nodes:
             one.format(*formatted)

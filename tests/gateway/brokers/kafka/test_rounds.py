@@ -2,6 +2,8 @@
 goes wrong with either, while partitions move to Kafka and back under load. What clients saw is judged by
 tests/history.py.
 
+    requests    what nodes send to a broker of Kafka is held, and arrives when they have given it up
+    answers     what it answers is held
     leader      a broker of Kafka is killed, and started again
     frozen      one is stopped for longer than its session lasts
     alone       two are killed: no send to Kafka is acknowledged then, and nothing that was is lost
@@ -21,8 +23,8 @@ import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -32,7 +34,8 @@ import pytest
 
 from gateway.cluster.members import SESSION_TTL_MS
 from tests.gateway.brokers.kafka.servers import KafkaServers, kafka_servers
-from tests.gateway.cluster.etcd_server import EtcdServer, etcd_server
+from tests.gateway.cluster.cutting import Direction, Relay
+from tests.gateway.cluster.etcd_server import EtcdServer, etcd_server, free_port
 from tests.gateway.cluster.test_served import JSON, PARTITIONS, TOPIC, Nodes, loaded, served
 from tests.history import Outcome
 from tests.waiting import PATIENCE_S, until
@@ -42,7 +45,7 @@ pytestmark = pytest.mark.long
 ROUNDS = int(os.environ.get("MQ_KAFKA_ROUNDS", "12"))
 SEED = os.environ.get("MQ_KAFKA_SEED", "26")
 JUDGED_EVERY = 10
-KINDS = {"leader": 3, "frozen": 2, "alone": 2, "full": 1, "node": 3, "zombie": 2}
+KINDS = {"requests": 3, "answers": 3, "leader": 3, "frozen": 2, "alone": 2, "full": 1, "node": 3, "zombie": 2}
 BROKER_SESSION_S = 3.0
 FORGET_S = 4.0
 DISK_BYTES = 256 * 1024 * 1024
@@ -78,8 +81,10 @@ def small_disk(directory: Path) -> Iterator[Path | None]:
 class Rounds:
     """What is done to Kafka and to the nodes."""
 
-    def __init__(self, kafka: KafkaServers, nodes: Nodes, disk: Path | None, random: Random) -> None:
-        self._kafka, self._nodes, self._disk, self._random = kafka, nodes, disk, random
+    def __init__(
+        self, kafka: KafkaServers, relays: Sequence[Relay], nodes: Nodes, disk: Path | None, random: Random
+    ) -> None:
+        self._kafka, self._relays, self._nodes, self._disk, self._random = kafka, relays, nodes, disk, random
         self.done: Counter[str] = Counter()
         self.recovered_s: list[float] = []
         self.refused_alone = 0
@@ -92,6 +97,20 @@ class Rounds:
         await self._goes_on()
         self.recovered_s.append(time.monotonic() - begun_s)
         self.done[kind] += 1
+
+    async def requests(self) -> None:
+        await self._held(Direction.REQUESTS)
+
+    async def answers(self) -> None:
+        await self._held(Direction.ANSWERS)
+
+    async def _held(self, direction: Direction) -> None:
+        relay = self._random.choice(self._relays)
+        before = relay.held_count
+        relay.cut(direction)
+        await until(lambda: relay.held_count > before, pause_s=0.05)
+        await asyncio.sleep(self._random.uniform(1.0, 14.0))  # nodes give up after 10 s
+        relay.mend()
 
     async def leader(self) -> None:
         broker = self._random.choice(self._kafka.brokers)
@@ -189,12 +208,22 @@ async def test_nothing_is_lost_or_doubled_whatever_happens_to_kafka_and_to_nodes
     tmp_path: Path, etcd: EtcdServer
 ) -> None:
     random = Random(SEED)
-    with small_disk(tmp_path / "disk") as disk:
+    ports = {node: free_port() for node in (1, 2, 3)}
+    async with AsyncExitStack() as stack:
+        relays = [await stack.enter_async_context(Relay(f"kafka://127.0.0.1:{port}")) for port in ports.values()]
+        addresses = {node: relay.url.removeprefix("kafka://") for node, relay in zip(ports, relays, strict=True)}
+        disk = stack.enter_context(small_disk(tmp_path / "disk"))
         logs = {} if disk is None else {1: disk / "logs"}
-        with kafka_servers(tmp_path / "kafka", brokers=3, settings=SETTINGS, logs=logs) as kafka:
-            (tmp_path / "nodes").mkdir()
-            async with served(tmp_path / "nodes", etcd, random, 3, kind=partial(OnKafka, kafka.endpoint)) as nodes:
-                await rounds(kafka, nodes, disk, random)
+        kafka = stack.enter_context(
+            kafka_servers(
+                tmp_path / "kafka", brokers=3, settings=SETTINGS, logs=logs, ports=ports, advertised=addresses
+            )
+        )
+        (tmp_path / "nodes").mkdir()
+        nodes = await stack.enter_async_context(
+            served(tmp_path / "nodes", etcd, random, 3, kind=partial(OnKafka, kafka.endpoint))
+        )
+        await rounds(kafka, relays, nodes, disk, random)
 
 
 class OnKafka(Nodes):
@@ -211,12 +240,12 @@ class OnKafka(Nodes):
         return await super().up_count(name) - 1
 
 
-async def rounds(kafka: KafkaServers, nodes: Nodes, disk: Path | None, random: Random) -> None:
+async def rounds(kafka: KafkaServers, relays: Sequence[Relay], nodes: Nodes, disk: Path | None, random: Random) -> None:
     await nodes.done("n2", "PUT", f"/mq/v1/topics/{PROBE}", json={"partitions": 1})
     await nodes.done("n1", "PUT", f"/mq/v1/topics/{TOPIC}", json={"partitions": PARTITIONS})
     weights = {kind: weight for kind, weight in KINDS.items() if kind != "full" or disk is not None}
     kinds = [*weights, *random.choices([*weights], [*weights.values()], k=max(0, ROUNDS - len(weights)))][:ROUNDS]
-    made = Rounds(kafka, nodes, disk, random)
+    made = Rounds(kafka, relays, nodes, disk, random)
     for first in range(0, len(kinds), JUDGED_EVERY):
         nodes.is_over = False
         async with loaded(nodes):
