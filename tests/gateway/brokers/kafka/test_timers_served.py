@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -246,9 +247,9 @@ async def test_delayed_records_are_delivered_once_over_kills_and_stops(
         assert all(stored_ms[one.value] >= one.due_ms for one in nodes.sent), "early"
         late_ms = {one.value: stored_ms[one.value] - max(one.due_ms, one.told_ms) for one in nodes.sent}
         told: dict[tuple[bool, bool], list[float]] = {}
-        bounds_ms = [at_ms for at_ms, _, _ in events] + [1 << 62]
-        for (at_ms, name, is_dead), until_ms in zip(events, bounds_ms[1:], strict=True):
-            concerned = [one for one in nodes.sent if at_ms - 2000 <= one.due_ms < until_ms]
+        bounds_ms = [at_ms - 2000 for at_ms, _, _ in events] + [1 << 62]  # what was due before may be on its way
+        for (at_ms, name, is_dead), (from_ms, until_ms) in zip(events, pairwise(bounds_ms), strict=True):
+            concerned = [one for one in nodes.sent if from_ms <= one.due_ms < until_ms]
             for stays in (True, False):
                 late = [late_ms[one.value] for one in concerned if (one.partition in STAYING) == stays]
                 told.setdefault((is_dead, stays), []).append(max(late, default=0) / 1000)
