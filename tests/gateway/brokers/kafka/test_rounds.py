@@ -58,6 +58,7 @@ SETTINGS = {
     "log.index.size.max.bytes": "1048576",
     "log.segment.bytes": "16777216",
 }
+HELD_LOOKS = 30
 PROBE = "probe"
 """A topic that stays on Kafka."""
 
@@ -105,12 +106,20 @@ class Rounds:
         await self._held(Direction.ANSWERS)
 
     async def _held(self, direction: Direction) -> None:
-        relay = self._random.choice(self._relays)
-        before = relay.held_count
-        relay.cut(direction)
-        await until(lambda: relay.held_count > before, pause_s=0.05)
-        await asyncio.sleep(self._random.uniform(1.0, 14.0))  # nodes give up after 10 s
-        relay.mend()
+        for relay in self._random.sample(list(self._relays), len(self._relays)):
+            before = relay.held_count
+            relay.cut(direction)
+            probing = asyncio.create_task(self._probed())  # one of the brokers leads this
+            for _ in range(HELD_LOOKS):
+                if relay.held_count > before:
+                    break
+                await asyncio.sleep(0.1)
+            await asyncio.sleep(self._random.uniform(1.0, 14.0) * (relay.held_count > before))  # nodes wait for 10 s
+            relay.mend()
+            await asyncio.gather(probing, return_exceptions=True)
+            if relay.held_count > before:
+                return
+        raise AssertionError("nothing was sent to any broker")
 
     async def leader(self) -> None:
         broker = self._random.choice(self._kafka.brokers)
