@@ -34,6 +34,7 @@ from gateway.surfaces.ws.session import REFUSALS
 from gateway.surfaces.ws.sessions import Sessions
 from gateway.surfaces.ws.short_forms import Sender, consume_command, produce_target
 from store.limits import KiB, MiB
+from store.uncancelled import to_its_end
 
 log = logging.getLogger(__name__)
 
@@ -153,12 +154,14 @@ class _Socket:
             raise bad_request("This is a WebSocket: the request must ask for an upgrade.")
         self._compresses = False
         self._said_goodbye = False
-        self._start: StartTask | None = None  # a task of this socket's, while it lasts
+        # A task of this socket's, and what it talks, while it lasts. Methods that know them are smaller than closures.
+        self._start: StartTask | None = None
+        self._conversation: Conversation | None = None
         self._is_ordered_to_close = False
         self._write_watchdog = WriteWatchdog(
             self._waiting_bytes,
             timeout_s=gateway.config.ws_write_timeout_ms / 1000,
-            on_timeout=lambda: self._order(CloseCode.SLOW),
+            on_timeout=self._give_up_slow,
         )
         self._is_listening = False
         self._missed_count = 0  # pings since the client was last heard
@@ -199,7 +202,13 @@ class _Socket:
         conversation: Conversation | None = None
         payer = payer_of(self._access, self._request.remote or "")
         allowance = Allowance(gateway.stats.answers, payer, gateway.limits.answering_bytes_max)
-        outbox = Outbox(self._write, bytes_max=OUTBOX_BYTES_MAX, takes_at_once=self._takes_at_once, allowance=allowance)
+        outbox = Outbox(
+            self._write,
+            bytes_max=OUTBOX_BYTES_MAX,
+            takes_at_once=self._takes_at_once,
+            start=self._start_soon,
+            allowance=allowance,
+        )
         rights: Rights | None = None
         leave_drain: Callable[[], None] | None = None
         try:
@@ -208,10 +217,10 @@ class _Socket:
                 rights = Rights(
                     self._access,
                     gateway.clock,
-                    warn=lambda in_ms: self._warn(start, conversation, in_ms),
+                    warn=self._warn,
                     close=self._order,
                 )
-                conversation = Conversation(
+                conversation = self._conversation = Conversation(
                     gateway,
                     self._sessions,
                     outbox,
@@ -222,11 +231,9 @@ class _Socket:
                     frame_bytes_max=self._frame_bytes_max,
                     elsewhere=self._elsewhere(outbox, start),
                 )
-                start(outbox.run())
-                leaving = conversation
-                leave_drain = self._sessions.when_draining(lambda: self._leave_with_server(start, leaving))
+                leave_drain = self._sessions.when_draining(self._leave_with_server)
                 rights.renew(self._access)
-                self._beat(start)
+                self._beat_later()
                 await self._read(await begin(conversation))
         except* Closing as closings:
             closing = closings.exceptions[0]
@@ -238,6 +245,7 @@ class _Socket:
             log.error("a socket failed", exc_info=failures)
             code = CloseCode.INTERNAL
         finally:
+            self._conversation = None
             outbox.close()
             self._write_watchdog.end()
             if self._heartbeat is not None:
@@ -247,7 +255,7 @@ class _Socket:
             if leave_drain is not None:
                 leave_drain()
             if conversation is not None:
-                await conversation.end(code, said_goodbye=self._said_goodbye)
+                await to_its_end(conversation.end(code, said_goodbye=self._said_goodbye))
         if code is CloseCode.SLOW:
             gateway.stats.ws_slow_close_count += 1
         return code
@@ -260,6 +268,10 @@ class _Socket:
         token = token_of(request, token_in_query=gateway.config.auth.token_in_query)
         is_open = not gateway.authenticator.is_required
         return Elsewhere(gateway.cluster, gateway.forwarder.connect, outbox, start, token=token, is_open=is_open)
+
+    def _start_soon(self, work: Coroutine[object, object, None]) -> None:
+        assert self._start is not None
+        _start_from_timer(self._start, work)
 
     async def _write(self, frame: bytes, is_binary: bool) -> None:
         kind = WSMsgType.BINARY if is_binary else WSMsgType.TEXT
@@ -319,12 +331,16 @@ class _Socket:
             self._is_ordered_to_close = True
             _start_from_timer(self._start, _closing(code))
 
-    def _warn(self, start: StartTask, conversation: Conversation | None, in_ms: int) -> None:
-        if conversation is not None:
-            _start_from_timer(start, conversation.warn(in_ms))
+    def _give_up_slow(self) -> None:
+        self._order(CloseCode.SLOW)
 
-    def _leave_with_server(self, start: StartTask, conversation: Conversation) -> None:
-        _start_from_timer(start, self._go_away(conversation))
+    def _warn(self, in_ms: int) -> None:
+        if self._conversation is not None:
+            self._start_soon(self._conversation.warn(in_ms))
+
+    def _leave_with_server(self) -> None:
+        if self._conversation is not None:
+            self._start_soon(self._go_away(self._conversation))
 
     async def _go_away(self, conversation: Conversation) -> None:
         try:
@@ -338,21 +354,19 @@ class _Socket:
 
     # Signs of life
 
-    def _beat(self, start: StartTask) -> None:
-        """Ping, now and then; give up on a peer that has not been heard of for two pings."""
-        loop = asyncio.get_running_loop()
+    def _beat_later(self) -> None:
         ping_s = self.gateway.config.ws_ping_ms / 1000
+        self._heartbeat = asyncio.get_running_loop().call_later(ping_s, self._beat)
 
-        def beat() -> None:
-            if self._missed_count >= PINGS_MISSED_MAX:
-                self._order(CloseCode.NO_PONG)
-                return
-            if self._is_listening:  # while we do not read it is we who miss the pongs
-                self._missed_count += 1
-            _start_from_timer(start, self._ping())
-            self._heartbeat = loop.call_later(ping_s, beat)
-
-        self._heartbeat = loop.call_later(ping_s, beat)
+    def _beat(self) -> None:
+        """Ping; give up on a peer that has not been heard of for two pings."""
+        if self._missed_count >= PINGS_MISSED_MAX:
+            self._order(CloseCode.NO_PONG)
+            return
+        if self._is_listening:  # while we do not read it is we who miss the pongs
+            self._missed_count += 1
+        self._start_soon(self._ping())
+        self._beat_later()
 
     async def _ping(self) -> None:
         try:

@@ -18,7 +18,7 @@ from gateway.codec.records import split_lines
 from gateway.errors import RequestError, invalid
 from gateway.groups.machines.errors import GroupError
 from gateway.groups.protocol import Groups
-from gateway.routing.base import TopicView
+from gateway.routing.base import Routes, TopicView
 from gateway.surfaces.ws.commands import Form, Mode, Subscribe, UpTo
 from gateway.surfaces.ws.commits import AUTO_COMMIT_MS
 from gateway.surfaces.ws.feed import FedPartition, Feed
@@ -43,20 +43,21 @@ log = logging.getLogger(__name__)
 class LightSource:
     """Reads one light queue of topics, in all their partitions."""
 
+    __slots__ = ("_consumer", "_name", "_reader", "_rendering", "_routes")
+
     def __init__(
         self,
         name: bytes,
         reader: LightReader,
         rendering: Rendering,
         consumer: Consumer,
-        topic_id_of: Callable[[str], int],
+        routes: Routes,
     ) -> None:
-        """`topic_id_of` raises UnknownQueue for a name that no topic has."""
         self._name = name
         self._reader = reader
         self._rendering = rendering
         self._consumer = consumer
-        self._topic_id_of = topic_id_of
+        self._routes = routes
 
     # Frames
 
@@ -80,7 +81,7 @@ class LightSource:
             max_records=min(count_max, wanted.batch, RENDER_COUNT_MAX),
             max_bytes=FETCH_BYTES,
         )
-        if self._topic_id_of(topic) != topic_id:
+        if self._routes.topic(topic).topic_id != topic_id:
             raise TopicGone(topic)
         ranges: list[EncodedRange] = []
         start = read.records[0].offset if read.records else read.next_offset

@@ -1,5 +1,6 @@
-"""What waits to be written to one socket: a bounded queue of frames, and the one task that writes them. A frame that
-the transport takes at once, with nothing before it, is written by its sender.
+"""What waits to be written to one socket: a bounded queue of frames, and the one task that writes them, while there
+are some: of a socket that waits, a task would take a kilobyte. A frame that the transport takes at once, with nothing
+before it, is written by its sender.
 
 Invariants
     O1  frames leave in the order they were put in
@@ -12,9 +13,8 @@ Whether the peer takes anything at all is watched by `write_watchdog.py`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
-from typing import NoReturn
 
 from gateway.surfaces.http.answer_memory import Allowance
 from gateway.surfaces.ws.protocol import CloseCode
@@ -45,10 +45,13 @@ class Outbox:
         *,
         bytes_max: int,
         takes_at_once: Callable[[int], bool],
+        start: Callable[[Coroutine[object, object, None]], object],
         allowance: Allowance | None = None,
     ) -> None:
-        """`takes_at_once`: whether a frame of so many bytes would be written without a wait. `allowance`: what the
-        socket may hold; None where nothing is counted."""
+        """`takes_at_once`: whether a frame of so many bytes would be written without a wait. `start` runs what writes
+        the queue, as a task, which may raise Closing. `allowance`: what the socket may hold; None where nothing is
+        counted."""
+        self._start = start
         self._write = write
         self._takes_at_once = takes_at_once
         self._allowance = allowance
@@ -57,7 +60,7 @@ class Outbox:
         self._bytes_max = bytes_max
         self._frames: list[tuple[bytes, bool, asyncio.Future[None] | None]] = []  # short: O2
         self._waiting_bytes = 0
-        self._filled: asyncio.Future[None] | None = None  # the writer waits for a frame
+        self._is_writing = False
         self._room: asyncio.Future[None] | None = None  # the sender that has the turn waits for room
         self._is_closed = False
         self._turn = asyncio.Lock()  # fair: those who wait for room are not overtaken (O1)
@@ -95,13 +98,11 @@ class Outbox:
         self._frames.clear()
         self._wait_for(-self._waiting_bytes)
 
-    async def run(self) -> NoReturn:
-        """Write what is queued, for ever. Raises Closing."""
-        while True:
-            while self._frames:
-                await self._write_first()
-            self._filled = asyncio.get_running_loop().create_future()
-            await self._filled
+    async def _write_all(self) -> None:
+        """Write what is queued. Raises Closing: nothing more is written then."""
+        while self._frames:
+            await self._write_first()
+        self._is_writing = False
 
     async def _write_first(self) -> None:
         frame, is_binary, taken = self._frames[0]
@@ -124,7 +125,9 @@ class Outbox:
                 raise OutboxClosed
             self._frames.append((frame, is_binary, taken))
             self._wait_for(len(frame))
-            _tell(self._filled)
+            if not self._is_writing:
+                self._is_writing = True
+                self._start(self._write_all())
 
     def _wait_for(self, change_bytes: int) -> None:
         self._waiting_bytes += change_bytes

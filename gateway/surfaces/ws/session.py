@@ -293,13 +293,13 @@ class Session:
         )
 
     def _light_source(self, name: str) -> LightSource:
-        routes, sources = self._gateway.routes_table, self._sources
+        sources = self._sources
         return LightSource(
             name.encode(),
             sources.light_reader,
             sources.light_rendering,
             self._gateway.consumer,
-            lambda topic: routes.topic(topic).topic_id,
+            self._gateway.routes_table,
         )
 
     def _rights(self) -> Access:

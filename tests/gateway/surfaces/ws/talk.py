@@ -48,7 +48,6 @@ class Server:
                 return started[-1]
 
             talk = Talk(self, start, access)
-            start(talk.outbox.run())
             yield talk
             talk.outbox.close()
             for task in started:
@@ -68,7 +67,7 @@ class Talk:
         self.closed_with: CloseCode | None = None
         self.says_goodbye = False
         self.takes: asyncio.Event | None = None  # while set and not is_set(), the transport takes nothing
-        self.outbox = Outbox(self._write, bytes_max=1 << 20, takes_at_once=lambda _: self.takes is None)
+        self.outbox = Outbox(self._write, bytes_max=1 << 20, takes_at_once=lambda _: self.takes is None, start=start)
         self.rights = Rights(access, self.gateway.clock, warn=lambda in_ms: None, close=self._close)
         self.conversation = Conversation(
             self.gateway,
