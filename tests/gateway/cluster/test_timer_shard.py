@@ -39,7 +39,10 @@ from timer.ports import Due
 from timer.schedule import ScheduleId, decode_schedule_id
 
 TOPIC = "mq.__timer"
-SEEDS = [*range(12), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(12, 500))]
+QUICK = [*range(10), 245, 312]
+"""The last two find a snapshot that forgets claims."""
+
+SEEDS = [*QUICK, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(500) if seed not in QUICK)]
 
 
 @pytest.fixture(autouse=True)
