@@ -68,6 +68,7 @@ def test_routes_that_only_read_read_no_body() -> None:
     assert {row.name for row in ROUTES if row.method not in reading and row.body is Body.NONE} == {
         "root",
         "commit_in_queue",
+        "detach_topic",
         "fire_schedule",
         "issue_ticket",
         "pause_recurring",
