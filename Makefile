@@ -28,8 +28,8 @@ demo-cluster: $(STAMP) ## The same on three nodes with etcd, while partitions mo
 run: $(STAMP) ## A server on this machine: make run PORT=8082 DATA=./mq-data
 	@$(BIN)/mq serve --data "$(DATA)" --port "$(PORT)"
 
-# A test waits for half of its time: two more at a time than there are cores.
-JOBS ?= $(shell echo $$(( $$(nproc) + 2 )))
+# A test waits for more than half of its time: four more at a time than there are cores.
+JOBS ?= $(shell echo $$(( $$(nproc) + 4 )))
 PYTEST = $(BIN)/python -m pytest
 # The tests' files, compiled once: after a fresh set-up each of the side by side processes would do it, 8 s of CPU each.
 COMPILED = $(VENV)/.tests-compiled

@@ -37,7 +37,7 @@ from timer.checkpoint import Checkpoint, CheckpointFile
 from timer.timer_log import MAGIC_DEFAULT, UNIT_BYTES, TimerLog
 from timer.wheel import Wheel
 
-FLIPS = cycles(800)
+FLIPS = cycles(500)
 
 
 async def fill_store(root: Path, numbers: range) -> dict[int, list[bytes]]:

@@ -144,7 +144,7 @@ async def read_all(server: Server, seen: Seen) -> None:
 
 @pytest.mark.parametrize(
     ("count", "timeout_ms"),
-    [(52, 2_000), pytest.param(208, 10_000, marks=pytest.mark.long)],
+    [pytest.param(52, 2_000, marks=pytest.mark.matrix), pytest.param(208, 10_000, marks=pytest.mark.long)],
 )
 async def test_answers_that_nobody_reads(tmp_path: Path, count: int, timeout_ms: int) -> None:
     server = Server(tmp_path / "data", {"MQ_WS_WRITE_TIMEOUT_MS": str(timeout_ms)}, under=EXECUTED)

@@ -32,7 +32,7 @@ from timer.service import TimerService
 from timer.timer_log import MAGIC_DELETE
 from timer.wheel import NOWHERE, SLOTS
 
-RUNS = int(os.environ.get("MQ_TIMER_RUNS", "160"))
+RUNS = int(os.environ.get("MQ_TIMER_RUNS", "100"))
 OPERATIONS = 60
 KEYS = (b"a", b"b", b"c", b"d")
 STROBE_MS = 300
