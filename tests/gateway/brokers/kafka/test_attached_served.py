@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -23,13 +22,10 @@ import orjson
 import pytest
 from pyspark.sql import SparkSession
 
-from loadtest.peers.fetch import TOOLS
-from loadtest.peers.kafka import Kafka
-from loadtest.peers.peer import Unavailable
 from loadtest.peers.servers import Server as Peer
 from tests.e2e.server import SMALL_FILES, Server
 from tests.gateway.cli.command import mq
-from tests.gateway.cluster.etcd_server import EtcdServer, etcd_server, free_port
+from tests.gateway.cluster.etcd_server import EtcdServer, free_port
 from tests.gateway.cluster.test_served import served
 from tests.spark.conftest import load, spark
 from tests.waiting import PATIENCE_S, until
@@ -45,23 +41,6 @@ BINARY = "application/vnd.kafka.binary.v2+json"
 JSON = "application/vnd.kafka.json.v2+json"
 RECORDS = 50
 HEADERS: list[tuple[str, str | bytes | None]] = [("h", b"1"), ("null", None), ("h", b"2")]
-
-
-@pytest.fixture(scope="module")
-def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Peer]:
-    peer = Kafka()
-    with ExitStack() as stack:
-        try:
-            peer.prepare(TOOLS)
-        except Unavailable as error:
-            pytest.skip(str(error))
-        yield stack.enter_context(peer.serve(TOOLS, tmp_path_factory.mktemp("kafka"), peer.levels[0]))
-
-
-@pytest.fixture(scope="module")
-def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
-    with etcd_server(tmp_path_factory.mktemp("etcd")) as server:
-        yield server
 
 
 class Seen(NamedTuple):

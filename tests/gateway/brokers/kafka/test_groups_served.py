@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -20,11 +20,8 @@ import pytest
 
 from gateway.cluster.members import SESSION_TTL_MS
 from gateway.cluster.shard_log import shard_of
-from loadtest.peers.fetch import TOOLS
-from loadtest.peers.kafka import Kafka
-from loadtest.peers.peer import Unavailable
 from loadtest.peers.servers import Server as Peer
-from tests.gateway.cluster.etcd_server import EtcdServer, etcd_metadata, etcd_server
+from tests.gateway.cluster.etcd_server import EtcdServer, etcd_metadata
 from tests.gateway.cluster.test_served import Nodes
 from tests.waiting import until
 
@@ -40,23 +37,6 @@ OWNERS = (("n2", False), ("n3", True), ("n2", True), ("n3", False), ("n2", True)
 CLEAN_S, DEAD_S = SESSION_TTL_MS / 1000, 10.0
 """How long groups may be without an owner that answers; a clean stop waits for no session to end. It takes less than
 1 s on a machine that does nothing else: what it took is printed."""
-
-
-@pytest.fixture(scope="module")
-def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Peer]:
-    peer = Kafka()
-    with ExitStack() as stack:
-        try:
-            peer.prepare(TOOLS)
-        except Unavailable as error:
-            pytest.skip(str(error))
-        yield stack.enter_context(peer.serve(TOOLS, tmp_path_factory.mktemp("kafka"), peer.levels[0]))
-
-
-@pytest.fixture(scope="module")
-def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
-    with etcd_server(tmp_path_factory.mktemp("etcd")) as server:
-        yield server
 
 
 class Consumers(Nodes):

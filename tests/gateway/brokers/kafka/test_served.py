@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, suppress
+from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,9 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
-from loadtest.peers.fetch import TOOLS
-from loadtest.peers.kafka import Kafka
-from loadtest.peers.peer import Unavailable
 from loadtest.peers.servers import Server as Peer
 from tests.e2e.server import SMALL_FILES, Server
-from tests.gateway.cluster.etcd_server import PASSWORD, EtcdServer, etcd_metadata, etcd_server, free_port
+from tests.gateway.cluster.etcd_server import PASSWORD, EtcdServer, etcd_metadata, free_port
 from tests.waiting import PATIENCE_S, until
 
 pytestmark = pytest.mark.matrix
@@ -34,23 +31,6 @@ TOPIC = "orders"
 JSON = {"Content-Type": "application/vnd.kafka.json.v2+json"}
 SENDERS = 4
 MOVES = 6
-
-
-@pytest.fixture(scope="module")
-def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Peer]:
-    peer = Kafka()
-    with ExitStack() as stack:
-        try:
-            peer.prepare(TOOLS)
-        except Unavailable as error:
-            pytest.skip(str(error))
-        yield stack.enter_context(peer.serve(TOOLS, tmp_path_factory.mktemp("kafka"), peer.levels[0]))
-
-
-@pytest.fixture(scope="module")
-def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
-    with etcd_server(tmp_path_factory.mktemp("etcd")) as server:
-        yield server
 
 
 class Node:

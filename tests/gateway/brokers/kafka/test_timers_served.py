@@ -12,8 +12,8 @@ import asyncio
 import os
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
 from random import Random
@@ -24,11 +24,8 @@ import pytest
 from aiokafka import AIOKafkaConsumer
 
 from gateway.cluster.members import SESSION_TTL_MS
-from loadtest.peers.fetch import TOOLS
-from loadtest.peers.kafka import Kafka
-from loadtest.peers.peer import Unavailable
 from loadtest.peers.servers import Server as Peer
-from tests.gateway.cluster.etcd_server import EtcdServer, etcd_metadata, etcd_server
+from tests.gateway.cluster.etcd_server import EtcdServer, etcd_metadata
 from tests.gateway.cluster.test_served import Nodes
 
 pytestmark = pytest.mark.matrix
@@ -49,23 +46,6 @@ end: it takes less than 1 s on a machine that does nothing else; what it took is
 
 QUIET_S = 8.0
 """Between two kills: the longest takeover, and some time in which all is well."""
-
-
-@pytest.fixture(scope="module")
-def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Peer]:
-    peer = Kafka()
-    with ExitStack() as stack:
-        try:
-            peer.prepare(TOOLS)
-        except Unavailable as error:
-            pytest.skip(str(error))
-        yield stack.enter_context(peer.serve(TOOLS, tmp_path_factory.mktemp("kafka"), peer.levels[0]))
-
-
-@pytest.fixture(scope="module")
-def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
-    with etcd_server(tmp_path_factory.mktemp("etcd")) as server:
-        yield server
 
 
 class Sent(NamedTuple):
