@@ -38,10 +38,6 @@ class Log(Protocol):
         """Entries at positions, in their order. Raises Corrupt."""
         ...
 
-    async def offset_for_time(self, queue: QueueKey, time_ms: int, boundary: Boundary) -> int:
-        """As Store.offset_for_time."""
-        ...
-
     async def sources_since(self, position: int) -> set[Source]:
         """Sources of all entries (those of `__timer` too) that lie at or after `position`."""
         ...
@@ -57,6 +53,14 @@ class Log(Protocol):
 
     async def refuse_known(self, appends: Sequence[Append], *, acks: Acks) -> None:
         """As Store.refuse_known: raise AlreadyStored when an append would."""
+        ...
+
+
+class PartitionedLog(Log, Protocol):
+    """A log that has the partitions, too, to which the timer delivers."""
+
+    async def offset_for_time(self, queue: QueueKey, time_ms: int, boundary: Boundary) -> int:
+        """As Store.offset_for_time."""
         ...
 
 
@@ -103,7 +107,7 @@ class OwnPartitions:
     """The partitions of a log whose queues they are, for a timer without a server above it. A restart learns from the
     log which records were stored."""
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: PartitionedLog) -> None:
         self._log = log
 
     async def deliver(self, dues: Sequence[Due]) -> list[Sequence[int] | None]:

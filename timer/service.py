@@ -45,7 +45,7 @@ from timer.key_rows import KeyRows
 from timer.metrics import TimerMetrics
 from timer.open_slots import OpenSlots
 from timer.pending_file import PendingFile
-from timer.ports import KeyIndex, KeyRow, Log, OwnPartitions, Partitions, RunBlocking, TopicKey
+from timer.ports import KeyIndex, KeyRow, Log, Partitions, RunBlocking, TopicKey
 from timer.prefetch import Prefetch
 from timer.record_cache import RecordCache
 from timer.recovery import recover
@@ -75,7 +75,7 @@ class TimerService:
         files: Files,
         clock: Clock,
         *,
-        partitions: Partitions | None = None,
+        partitions: Partitions,
         run_blocking: RunBlocking = asyncio.to_thread,
         key_index: KeyIndex | None = None,
         metrics: TimerMetrics | None = None,
@@ -85,7 +85,7 @@ class TimerService:
         self._log = store_log
         self._files = files
         self._clock = clock
-        self._partitions = partitions or OwnPartitions(store_log)
+        self._partitions = partitions
         self._run_blocking = run_blocking
         self._key_index = key_index
         self._started = False

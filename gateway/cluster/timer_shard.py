@@ -46,7 +46,7 @@ from store.limits import KiB, MiB
 from store.log.entry import decode_extension, encode_extension, packed_sources
 from store.record_batch import Record
 from store.topics import TIMER, TIMER_QUEUE
-from store.types import Acks, Append, Appended, Boundary, Bounds, Entry, QueueKey, ReadResult, ReadStatus, Source
+from store.types import Acks, Append, Appended, Bounds, Entry, QueueKey, ReadResult, ReadStatus, Source
 from timer.changes import NO_SCHEDULE, TOMBSTONE_TOPIC_ID
 from timer.delivery import SCHEDULE_ID_HEADER
 from timer.ports import Due, Target
@@ -203,10 +203,6 @@ class TimerShardLog:
             if position not in found:
                 raise Corrupt(f"{self.shard.topic_name}/{self.shard.number}", position - self.base, "no entry there")
         return [found[position] for position in positions]
-
-    async def offset_for_time(self, queue: QueueKey, time_ms: int, boundary: Boundary) -> int:
-        """No partition of a client's is in a shard."""
-        raise NotImplementedError
 
     async def sources_since(self, position: int) -> set[Source]:
         """See `Log.sources_since`: of what is over, too. Learns of claims."""

@@ -27,6 +27,7 @@ from gateway.settings.config import load
 from store import Store
 from store.clock import SystemClock
 from store.files import OsFiles
+from timer.ports import OwnPartitions
 from timer.service import TimerService
 
 Json = dict[str, object]
@@ -86,7 +87,7 @@ async def served_metrics(directory: Path) -> list[Metric]:
     files, clock = OsFiles(), SystemClock()
     store = await Store.open(config.store, files=files, clock=clock)
     routes = RouteTable()
-    timer = TimerService(config.timer, store, files, clock)
+    timer = TimerService(config.timer, store, files, clock, partitions=OwnPartitions(store))
     await timer.start()
     trail = Trail(config.data, files, clock, monotonic_s=lambda: 0.0)
     admin = LocalAdmin(store, timer, config.limits, routes)

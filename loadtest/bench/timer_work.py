@@ -37,6 +37,7 @@ from timer.config import TimerConfig
 from timer.firing import PIECE_RECORDS_MAX
 from timer.items import Item, fire_ms_of
 from timer.metrics import TimerMetrics
+from timer.ports import OwnPartitions
 from timer.schedule import ScheduleId
 from timer.service import TimerService
 
@@ -103,7 +104,8 @@ class Rig:
         self.store = await Store.open(StoreConfig(root=self.root), files=OsFiles(), clock=self.clock)
         self.store_open_s = time.perf_counter() - started_s
         started_s = time.perf_counter()
-        self.timer = TimerService(TimerConfig(root=self.root / "timer"), self.store, OsFiles(), self.clock)
+        own, config = OwnPartitions(self.store), TimerConfig(root=self.root / "timer")
+        self.timer = TimerService(config, self.store, OsFiles(), self.clock, partitions=own)
         self.timer.metrics = self.metrics
         await self.timer.start()
         self.timer_start_s = time.perf_counter() - started_s

@@ -22,6 +22,7 @@ from store.record_batch import Record
 from store.topics import TIMER_QUEUE
 from store.types import Acks, Append, Delay
 from timer.config import TimerConfig
+from timer.ports import OwnPartitions
 from timer.schedule import ScheduleId
 from timer.service import TimerService
 
@@ -59,7 +60,7 @@ async def _make(root: Path, archive: Path) -> None:
     clock = _Clock()
     store_config, timer_config = configs(root)
     store = await Store.open(store_config, clock=clock)
-    timer = TimerService(timer_config, store, OsFiles(), clock)
+    timer = TimerService(timer_config, store, OsFiles(), clock, partitions=OwnPartitions(store))
     await timer.start()
     topic, _ = await store.create_topic("orders", PARTITIONS)
 

@@ -21,7 +21,7 @@ from store.types import Acks, Append, Appended, Boundary, Bounds, Delay, Entry, 
 from tests.simdisk import SimDisk
 from timer.config import TimerConfig
 from timer.delivery import SCHEDULE_KEY_HEADER
-from timer.ports import KeyIndex, KeyRow, TopicKey
+from timer.ports import KeyIndex, KeyRow, OwnPartitions, TopicKey
 from timer.service import TimerService
 
 ROOT = Path("/data/timer")
@@ -221,7 +221,9 @@ def make_timer(
     chosen = {"roll_window_ms": 10_000, "timer_log_file_units": 64} | settings
     config = TimerConfig(root=ROOT, **chosen)
     key_index = key_index or FakeKeyIndex()
-    return TimerService(config, log, disk, clock, run_blocking=run_inline, key_index=key_index)
+    return TimerService(
+        config, log, disk, clock, partitions=OwnPartitions(log), run_blocking=run_inline, key_index=key_index
+    )
 
 
 async def settle(timer: TimerService) -> None:

@@ -23,6 +23,7 @@ from tests.timer.fakes import TARGET, FakeLog, make_timer, settle
 from timer.changes import Standing
 from timer.config import TimerConfig
 from timer.errors import TooManySchedules
+from timer.ports import OwnPartitions
 from timer.schedule import ScheduleId
 from timer.schedules import Query
 from timer.service import TimerService
@@ -143,7 +144,7 @@ async def test_a_repeat_is_answered_as_one_when_nothing_more_is_accepted(tmp_pat
     store = await Store.open(StoreConfig(root=tmp_path), files=OsFiles(), clock=SystemClock())
     topic, _ = await store.create_topic("orders", 1)
     config = TimerConfig(root=tmp_path / "timer", pending_count_max=1)
-    timer = TimerService(config, store, OsFiles(), SystemClock())
+    timer = TimerService(config, store, OsFiles(), SystemClock(), partitions=OwnPartitions(store))
     await timer.start()
     due_ms = SystemClock().now_ms() + 3_600_000
 

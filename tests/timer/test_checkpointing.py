@@ -14,6 +14,7 @@ from tests.simdisk import SimDisk
 from tests.timer.fakes import ROOT, FakeLog, make_timer, settle
 from tests.waiting import PATIENCE_S
 from timer.config import TimerConfig
+from timer.ports import OwnPartitions
 from timer.schedule import ScheduleId
 from timer.service import TimerService
 
@@ -73,7 +74,7 @@ def clock() -> FakeClock:
 async def _begun(clock: FakeClock) -> tuple[FakeLog, SimDisk, Thread, TimerService]:
     log, disk, thread = FakeLog(clock), SimDisk(), Thread()
     config = TimerConfig(root=ROOT, checkpoint_interval_ms=1, expire_interval_ms=1)
-    timer = TimerService(config, log, disk, clock, run_blocking=thread.run)
+    timer = TimerService(config, log, disk, clock, partitions=OwnPartitions(log), run_blocking=thread.run)
     await timer.start()
     await log.accept([(START_MS + 60_000, b"a"), (START_MS + 61_000, b"b")])
     await settle(timer)

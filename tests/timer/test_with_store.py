@@ -16,6 +16,7 @@ from store.topics import TIMER_QUEUE
 from store.types import Acks, Append, Delay, QueueKey
 from tests.waiting import PATIENCE_S
 from timer.config import TimerConfig
+from timer.ports import OwnPartitions
 from timer.service import TimerService
 
 RECORDS = 400
@@ -36,7 +37,7 @@ async def test_the_loops_deliver_every_record_once_across_restarts(tmp_path: Pat
     outcomes = []
     for number in range(ROUNDS + 1):
         store = await Store.open(config, files=OsFiles(), clock=clock)
-        timer = TimerService(timer_config, store, OsFiles(), clock)
+        timer = TimerService(timer_config, store, OsFiles(), clock, partitions=OwnPartitions(store))
         await timer.start()
         outcomes.append(timer.recovery_outcome)
         if number == 0:
