@@ -341,6 +341,9 @@ class Connection(web.RequestHandler):
         """See asyncio.Protocol."""
         if len(data) >= LARGE_READ_BYTES:
             self._limiter.read_turns.took(self, len(data))
+            if self._is_resting:
+                self._hold(data)
+                return
         self._take_in(data)
 
     def rest(self) -> None:
@@ -356,6 +359,10 @@ class Connection(web.RequestHandler):
     def read_on(self) -> None:
         """See Reader."""
         self._is_resting = False
+        if self.transport is None:
+            return  # the connection has ended
+        if self._held and self._taken is None:
+            self._release(is_late=True)
         if not self._reading_paused and not self._buffer_paused:
             self._resume_transport_reading()
 

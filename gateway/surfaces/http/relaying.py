@@ -269,8 +269,7 @@ class _Splice:
         if self._is_joined:
             self._pass(data)
         elif data:
-            if not self._early and (transport := self._request.transport) is not None:
-                transport.pause_reading()
+            self._request.protocol._pause_reading_for_buffer()
             self._early += data
         return False, b""
 
@@ -278,24 +277,22 @@ class _Splice:
         self._is_joined = True
         if early := self._early:
             self._early = b""
-            if (transport := self._request.transport) is not None and not transport.is_closing():
-                transport.resume_reading()
+            self._request.protocol._resume_reading_for_buffer()
             self._pass(early)
 
     def _pass(self, data: bytes) -> None:
         self._writer.write(data)
-        if self._taking is None and self._writer.transport.get_write_buffer_size() > READ_BYTES:
-            if (transport := self._request.transport) is not None:
-                transport.pause_reading()
-            self._taking = asyncio.create_task(self._take())
+        if self._writer.transport.get_write_buffer_size() > READ_BYTES:
+            # Again, though it was: what the connection held back for others' turn lets it read on.
+            self._request.protocol._pause_reading_for_buffer()
+            if self._taking is None:
+                self._taking = asyncio.create_task(self._take())
 
     async def _take(self) -> None:
         with suppress(OSError):
             await self._writer.drain()
         self._taking = None
-        transport = self._request.transport
-        if transport is not None and not transport.is_closing():
-            transport.resume_reading()
+        self._request.protocol._resume_reading_for_buffer()
 
     def feed_eof(self) -> None:
         """The client is gone."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 
 import orjson
@@ -11,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from gateway.settings.limits import Limits
-from gateway.surfaces.http.connection import LINES_MAX, ConnectionLimiter, has_many_lines
+from gateway.surfaces.http.connection import LINES_MAX, Connection, ConnectionLimiter, has_many_lines
 from gateway.surfaces.http.context import Gateway, GatewayStats
 from gateway.surfaces.http.read_turns import READ_PER_TURN, WOKEN_PER_TURN, ReadTurns
 from store.limits import KiB, MiB
@@ -32,6 +34,14 @@ ENDS_S = 12.0
 def closing(request: bytes) -> bytes:
     """The same request, and the connection ends with its answer."""
     return request.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+
+
+def json_request(body: bytes, kind: bytes = b"application/vnd.kafka.json.v2+json") -> bytes:
+    """A send of one connection."""
+    return (
+        b"POST /topics/orders HTTP/1.1\r\nHost: localhost\r\nContent-Type: %b\r\n"
+        b"Content-Length: %d\r\nConnection: close\r\n\r\n%b" % (kind, len(body), body)
+    )
 
 
 def test_connections_are_counted_in_all_and_by_address() -> None:
@@ -64,19 +74,57 @@ async def test_what_a_turn_reads_of_large_bodies_is_bounded_over_all_connections
         begin_next(self)
 
     monkeypatch.setattr(ReadTurns, "_next", next_turn)
-    body = b"x" * (4 * MiB) if is_refused else orjson.dumps({"records": [{"value": "x" * MiB}]})
-    kind = b"text/plain" if is_refused else b"application/vnd.kafka.json.v2+json"
-    head = (
-        b"POST /topics/orders HTTP/1.1\r\nHost: localhost\r\nContent-Type: %b\r\n"
-        b"Content-Length: %d\r\nConnection: close\r\n\r\n" % (kind, len(body))
+    request = (
+        json_request(b"x" * (4 * MiB), b"text/plain")
+        if is_refused
+        else json_request(orjson.dumps({"records": [{"value": "x" * MiB}]}))
     )
     async with served(gateway) as port, asyncio.timeout(PATIENCE_S):
-        answers = await asyncio.gather(*(talk(port, head + body, timeout_s=PATIENCE_S) for _ in range(UPLOADS)))
+        answers = await asyncio.gather(*(talk(port, request, timeout_s=PATIENCE_S) for _ in range(UPLOADS)))
     assert {answer[9:12] for answer in answers} == ({b"415"} if is_refused else {b"200"})
     assert sum(turns) > UPLOADS * MiB // 2, "small pieces are not counted"
     # One that comes beyond the bound is read once more, a piece, before it rests.
     assert max(turns) <= READ_PER_TURN + (UPLOADS + WOKEN_PER_TURN) * PIECE_BYTES_MAX
     assert sorted(turns)[-3] <= READ_PER_TURN + 2 * WOKEN_PER_TURN * PIECE_BYTES_MAX
+
+
+async def test_what_many_quiet_connections_send_at_once_is_looked_at_in_several_turns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The turn has begun to read each of them before it knows how much comes."""
+    gateway, broker = fake_gateway(FakeClock())
+    await broker.create_topic("orders", 1)
+    turns = [0]  # bytes looked at in each
+    begin_next, take_in = ReadTurns._next, Connection._take_in
+
+    def next_turn(self: ReadTurns) -> None:
+        turns.append(0)
+        begin_next(self)
+
+    def taken_in(self: Connection, data: bytes, *, is_late: bool = False) -> None:
+        turns[-1] += len(data)
+        take_in(self, data, is_late=is_late)
+
+    monkeypatch.setattr(ReadTurns, "_next", next_turn)
+    monkeypatch.setattr(Connection, "_take_in", taken_in)
+    request = json_request(orjson.dumps({"records": [{"value": "x" * PIECE_BYTES_MAX}]}))
+    with ExitStack() as open_:
+        async with served(gateway) as port, asyncio.timeout(PATIENCE_S):
+            loop = asyncio.get_running_loop()
+            sockets = [open_.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(UPLOADS)]
+            for one in sockets:
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, MiB)
+            while gateway.stats.connection_count < UPLOADS:  # noqa: ASYNC110 -- a plain counter
+                await asyncio.sleep(0.01)
+            sent = [one.send(request, socket.MSG_DONTWAIT) for one in sockets]  # while the server cannot read
+            assert sum(sent) > 2 * READ_PER_TURN
+            for one, size in zip(sockets, sent, strict=True):
+                one.setblocking(False)
+                await loop.sock_sendall(one, request[size:])
+            answers = [await loop.sock_recv(one, 4 * KiB) for one in sockets]
+    assert {answer[9:12] for answer in answers} == {b"200"}
+    assert sum(turns) == UPLOADS * len(request)
+    assert max(turns) <= READ_PER_TURN + (WOKEN_PER_TURN + 1) * PIECE_BYTES_MAX
 
 
 @pytest.fixture
