@@ -5,7 +5,7 @@
     seal      the open segment's queue takes no more; its broker says where it ends, and says it again when asked again
     open      the target's queue; its broker says at which offset it begins
     commit    compare-and-set of `commit(...)` on the revision of the intent: old end, new segment, new owner
-    serve     when the commit is known (`tenure_of`). After an unknown outcome: read first
+    serve     when the commit is known. After an unknown outcome: read first
 
     crash              state                                    then
     before the intent  unchanged                                nothing
@@ -110,11 +110,6 @@ def take_over(
     done = commit(record, end=last.physical + TAKEN_OFFSETS, owner=owner, queue=queue, physical=physical, now_ms=now_ms)
     *before, sealed, opened = done.segments
     return replace(done, segments=(*before, replace(sealed, taken=True), opened))
-
-
-def tenure_of(record: PartitionRecord, node: str) -> int | None:
-    """The epoch in which a node may append now; None when it may not."""
-    return record.epoch if record.owner == node and record.state is PartitionState.NORMAL else None
 
 
 def trim(record: PartitionRecord, min_offsets: Sequence[int]) -> PartitionRecord:

@@ -30,12 +30,14 @@ from typing import NoReturn, Protocol
 
 from gateway.api.light import LightReader, Rendering
 from gateway.api.read import Consumer, out_of_range
+from gateway.auth.access import Access
 from gateway.brokers.base import BrokerUnreachable
 from gateway.errors import RequestError
 from gateway.groups.protocol import TopicPartition
+from gateway.routing.base import Routes
 from gateway.routing.patience import AGAIN_S
 from gateway.surfaces.http.context import GatewayStats
-from gateway.surfaces.ws.commands import Form
+from gateway.surfaces.ws.commands import Form, Subscribe
 from gateway.surfaces.ws.credit import Ledger
 from gateway.surfaces.ws.frame_cache import EncodedRange, FrameCache, OutOfRange, Portion, TopicGone, Wanted
 from gateway.surfaces.ws.journal import Frame, Journal
@@ -433,6 +435,48 @@ class Feed:
         ):
             count += 1
         return count
+
+
+class Fed:
+    """What subscriptions that are fed have in common, wherever their positions come from."""
+
+    def __init__(
+        self,
+        command: Subscribe,
+        feed: Feed,
+        *,
+        routes: Routes,
+        access: Callable[[], Access],
+        partitions_left: Callable[[], int],
+    ) -> None:
+        """`access`, `partitions_left`: the rights of the client, and how many more partitions its socket may follow, as
+        they are at the time."""
+        self.name = command.sub
+        self.feed = feed
+        self.ledger = feed.ledger
+        self._command = command
+        self._routes = routes
+        self._access = access
+        self._partitions_left = partitions_left
+        self._outbox: Outbox | None = None  # of the connection, while there is one
+
+    @property
+    def is_named(self) -> bool:
+        """Whether its topics are named. Those of a pattern come and go with the rights to them; see `refresh`."""
+        return self._command.pattern is None
+
+    @property
+    def seq(self) -> int:
+        """Number of the last frame."""
+        return self.feed.journal.last
+
+    def credit_changed(self) -> None:
+        """Permit, pause or resume."""
+        self.feed.credit_changed()
+
+    def confirm(self, seen: int) -> None:
+        """The client has taken in the frames up to this one."""
+        self.feed.journal.confirm(seen)
 
 
 def epoch_changed(topic: str) -> RequestError:

@@ -17,7 +17,7 @@ from gateway.groups.machines.subscription import Subscription as Pattern
 from gateway.groups.protocol import TopicPartition
 from gateway.routing.base import Routes, TopicView
 from gateway.surfaces.ws.commands import From, FromOffsets, FromTime, Mode, Start, Subscribe
-from gateway.surfaces.ws.feed import FedPartition, Feed, epoch_changed
+from gateway.surfaces.ws.feed import Fed, FedPartition, Feed, epoch_changed
 from gateway.surfaces.ws.outbox import Outbox
 from gateway.surfaces.ws.protocol import TOO_MANY, assigned_push, partitions_of, revoked_push
 from gateway.surfaces.ws.rights import wanted_topics
@@ -44,7 +44,7 @@ class Positions(Protocol):
         ...
 
 
-class Reader:
+class Reader(Fed):
     """One subscription in reader mode."""
 
     mode = Mode.READER
@@ -60,19 +60,10 @@ class Reader:
         access: Callable[[], Access],
         partitions_left: Callable[[], int],
     ) -> None:
-        """`access`, `partitions_left`: the rights of the client, and how many more partitions its socket may follow, as
-        they are at the time."""
-        self.name = command.sub
+        super().__init__(command, feed, routes=routes, access=access, partitions_left=partitions_left)
         self.queue = command.queue
-        self.feed = feed
-        self.ledger = feed.ledger
-        self._command = command
         self._pattern = None if command.pattern is None else Pattern(pattern=command.pattern)
-        self._routes = routes
         self.positions = positions
-        self._access = access
-        self._partitions_left = partitions_left
-        self._outbox: Outbox | None = None
         self._epochs: dict[str, str] = {}
 
     async def open(self) -> dict[str, object]:
@@ -99,32 +90,14 @@ class Reader:
         """Topics it follows now."""
         return list(self._epochs)
 
-    @property
-    def is_named(self) -> bool:
-        """Whether its topics are named. Those of a pattern come and go with the rights to them; see `refresh`."""
-        return self._pattern is None
-
     def partition_count(self) -> int:
         """How many it reads."""
         return len(self.feed.fed_partitions)
-
-    @property
-    def seq(self) -> int:
-        """Number of the last frame."""
-        return self.feed.journal.last
 
     def state(self) -> dict[str, object]:
         """What a client must know to go on."""
         live = [fed for fed in self.feed.fed_partitions.values() if fed.is_live]
         return {"partitions": partitions_of(fed.key for fed in live), "cursor": self.feed.cursor_of(live)}
-
-    def credit_changed(self) -> None:
-        """Permit, pause or resume."""
-        self.feed.credit_changed()
-
-    def confirm(self, seen: int) -> None:
-        """The client has taken in the frames up to this one."""
-        self.feed.journal.confirm(seen)
 
     async def push(self, outbox: Outbox) -> NoReturn:
         """Push for ever. Raises RequestError, StoreError, OutboxClosed."""

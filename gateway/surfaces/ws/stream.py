@@ -38,7 +38,7 @@ from gateway.routing.patience import AGAIN_S
 from gateway.surfaces.ws import commands
 from gateway.surfaces.ws.commands import From, FromTime, Mode, Subscribe, UpTo
 from gateway.surfaces.ws.commits import Commits, Owned
-from gateway.surfaces.ws.feed import FedPartition, Feed
+from gateway.surfaces.ws.feed import Fed, FedPartition, Feed
 from gateway.surfaces.ws.outbox import Outbox, OutboxClosed
 from gateway.surfaces.ws.protocol import NOT_OWNER, assigned_push, partitions_of, revoked_push
 from gateway.surfaces.ws.reader import seek, too_many_partitions
@@ -52,7 +52,7 @@ DRAIN_MS = 10_000
 HEARTBEATS_PER_SESSION = 3
 
 
-class Stream:
+class Stream(Fed):
     """One subscription in stream mode."""
 
     mode = Mode.STREAM
@@ -71,20 +71,13 @@ class Stream:
         tasks: Tasks,
     ) -> None:
         assert command.group is not None
-        self.name = command.sub
+        super().__init__(command, feed, routes=routes, access=access, partitions_left=partitions_left)
         self.group: str = command.group
-        self.feed = feed
-        self.ledger = feed.ledger
-        self._command = command
         self._start = start_spec(command.start)
         self._groups = groups
-        self._routes = routes
         self._consumer = consumer
-        self._access = access
         self._wish = self._wish_now()
-        self._partitions_left = partitions_left
         self._tasks = tasks
-        self._outbox: Outbox | None = None
         self._member_id = command.member
         self._share = Share(0, (), (), b"", False)
         self._owned: dict[TopicPartition, Owned] = {}
@@ -131,19 +124,9 @@ class Stream:
         """Topics it has partitions of."""
         return sorted({key.topic for key in self._owned})
 
-    @property
-    def is_named(self) -> bool:
-        """Whether its topics are named. Those of a pattern come and go with the rights to them; see `refresh`."""
-        return self._command.pattern is None
-
     def partition_count(self) -> int:
         """How many are its own now."""
         return len(self._owned)
-
-    @property
-    def seq(self) -> int:
-        """Number of the last frame."""
-        return self.feed.journal.last
 
     def state(self) -> dict[str, object]:
         """What a client must know to go on."""
@@ -158,14 +141,6 @@ class Stream:
         return {key.topic: str(owned.fed.topic_id) for key, owned in sorted(self._owned.items())}
 
     # What the client does
-
-    def credit_changed(self) -> None:
-        """Permit, pause or resume."""
-        self.feed.credit_changed()
-
-    def confirm(self, seen: int) -> None:
-        """The client has taken in the frames up to this one."""
-        self.feed.journal.confirm(seen)
 
     async def push(self, outbox: Outbox) -> NoReturn:
         """Push for ever. Raises RequestError, StoreError, OutboxClosed."""

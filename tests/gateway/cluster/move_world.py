@@ -37,6 +37,11 @@ REPEATS_KNOWN = 5
 """Kafka knows the last five batches of a producer."""
 
 
+def tenure_of(record: PartitionRecord, node: str) -> int | None:
+    """The epoch in which a node may append now; None when it may not."""
+    return record.epoch if record.owner == node and record.state is PartitionState.NORMAL else None
+
+
 class Refused(Exception):
     """A broker does not do what it is asked to."""
 
@@ -313,7 +318,7 @@ class MoveWorld:
     def refresh(self, node: str) -> None:
         self.views[node] = self.meta
         serving = self.serving.get(node)
-        if serving is not None and move.tenure_of(self.meta.record, node) != serving.epoch:
+        if serving is not None and tenure_of(self.meta.record, node) != serving.epoch:
             del self.serving[node]
 
     def crash(self) -> None:
@@ -421,7 +426,7 @@ class MoveWorld:
     def served(self, node: str) -> None:
         """Begin a tenure, if the node's view says that it has one."""
         record = self.views[node].record
-        if move.tenure_of(record, node) is None:
+        if tenure_of(record, node) is None:
             return
         segment = record.open_segment
         sequence = 1 if segment.broker in KAFKA else 0  # behind the fence

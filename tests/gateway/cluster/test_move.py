@@ -27,7 +27,7 @@ from gateway.cluster.record import (
     encode,
 )
 from store.limits import PARTITIONS_MAX
-from tests.gateway.cluster.move_world import Item, MoveWorld, Queue, Rules
+from tests.gateway.cluster.move_world import Item, MoveWorld, Queue, Rules, tenure_of
 
 STEPS = 300
 SEEDS = 60
@@ -48,7 +48,7 @@ def moved(record: PartitionRecord, to: str, end: int, now_ms: int = 5) -> Partit
 def test_a_move_ends_one_segment_and_opens_the_next_at_the_following_offset() -> None:
     begun = move.intent(FIRST, "n2")
     assert (begun.epoch, begun.state, begun.to) == (1, PartitionState.SEALING, "n2")
-    assert move.tenure_of(begun, "n1") is None
+    assert tenure_of(begun, "n1") is None
     check(begun)
     done = moved(moved(FIRST, "n2", 101), "n1", 20)
     assert [(s.start, s.broker, s.queue, s.end, s.epoch) for s in done.segments] == [
@@ -56,7 +56,7 @@ def test_a_move_ends_one_segment_and_opens_the_next_at_the_following_offset() ->
         (101, "n2", (16, PARTITIONS_MAX + 2), 20, 1),
         (121, "n1", (16, 2 * PARTITIONS_MAX + 2), None, 2),
     ]
-    assert (move.tenure_of(done, "n1"), move.tenure_of(done, "n2")) == (2, None)
+    assert (tenure_of(done, "n1"), tenure_of(done, "n2")) == (2, None)
     assert decode(encode(done)) == done
 
 
