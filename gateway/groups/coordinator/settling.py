@@ -144,11 +144,13 @@ class Settling:
     async def _nack(self, group: str, receipts: Sequence[str], delay_ms: int | None, reason: str) -> list[Settled]:
         context = self._context
         parsed = self._parsed(group, receipts)
+        await asyncio.sleep(0)  # of the most receipts each of the three parts takes some 20 ms
         by_key = _by_key(parsed)
         verdicts: list[Verdict | None] = [None] * len(parsed)
         async with context.turns.of_leases(group, *by_key):
             now_ms = context.clock.now_ms()
             going = await self._send_off(group, by_key, delay_ms, now_ms)
+            await asyncio.sleep(0)
             events: list[Event] = []
             for key, own in by_key.items():
                 leases = context.table.leases(group, key)
