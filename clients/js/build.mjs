@@ -15,8 +15,7 @@ const isBuilt = PUBLISHED.every((name) => existsSync(name) && statSync(name).mti
 if (process.argv.includes("--unless-built") && isBuilt) process.exit(0);
 const { build } = await import("esbuild");
 
-rmSync("dist", { recursive: true, force: true });
-rmSync("build", { recursive: true, force: true });
+const begunMs = Date.now();
 const common = { format: "esm", target: "es2022", legalComments: "none", logLevel: "warning" };
 const bundle = { ...common, bundle: true };
 await build({ ...bundle, entryPoints: ["src/index.ts"], outfile: "dist/mq.js", platform: "browser", minify: true });
@@ -25,6 +24,11 @@ const modules = readdirSync("src").map((name) => `src/${name}`);
 await build({ ...common, entryPoints: modules, outdir: "build", platform: "node" });
 // Resolved, not named by its path: `npm install` of this folder puts its packages into the folder of who installs it.
 execFileSync(process.execPath, [createRequire(import.meta.url).resolve("typescript/bin/tsc")], { stdio: "inherit" });
+
+// Afterwards, not before: who imports from dist/ meanwhile finds each file.
+for (const folder of ["dist", "build"]) {
+  for (const name of readdirSync(folder)) if (statSync(`${folder}/${name}`).mtimeMs < begunMs) rmSync(`${folder}/${name}`);
+}
 
 const bytes = readFileSync("dist/mq.js");
 const zipped = gzipSync(bytes, { level: 9 }).length;

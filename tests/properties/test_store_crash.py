@@ -64,7 +64,7 @@ from tests.simdb import rows_in, simulated_database
 from tests.simdisk import SimDisk
 from tests.store.kit import abandon
 
-STATES = int(os.environ.get("MQ_TORTURE_STATES", "6000"))
+STATES = int(os.environ.get("MQ_TORTURE_STATES", "4000"))
 FIRST_SEED = int(os.environ.get("MQ_TORTURE_SEED", "1"))
 REBUILD_LIVES = int(os.environ.get("MQ_REBUILD_LIVES", "30"))
 

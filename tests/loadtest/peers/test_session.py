@@ -58,9 +58,14 @@ def killed_in_the_middle(server: Server, topic: str) -> Thread:
     ("work", "client"),
     [
         ("batched", "aiohttp, record batches"),
-        ("replay", "prebuilt bytes"),
+        pytest.param("replay", "prebuilt bytes", marks=pytest.mark.matrix),
         pytest.param(
-            "single", "wrk", marks=pytest.mark.skipif(shutil.which("wrk") is None, reason="wrk is not installed")
+            "single",
+            "wrk",
+            marks=[
+                pytest.mark.matrix,
+                pytest.mark.skipif(shutil.which("wrk") is None, reason="wrk is not installed"),
+            ],
         ),
     ],
 )
