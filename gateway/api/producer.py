@@ -19,7 +19,7 @@ import asyncio
 import struct
 import zlib
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
@@ -918,7 +918,7 @@ class Producer:
         """The number of records of a raw batch, and their tag hashes; of a large one with others' turns in between.
         Raises MalformedBatch, RecordTooLarge, IllegalRecord, UnknownQueue, RequestError."""
         header, tag_hashes = await in_turns(check_sent_in_steps(batch))
-        _check_sizes_of(self._routes.topic(topic), batch)
+        await in_turns(_check_sizes_in_steps(self._routes.topic(topic), batch))
         return header.record_count, tag_hashes
 
     def begin_batch(
@@ -1340,13 +1340,20 @@ def _checked_batch(view: TopicView, batch: Buffer, *, is_short: bool) -> tuple[i
             break
         if is_short:
             raise TooLong
-    _check_sizes_of(view, batch)
+    record_batch.at_once(_check_sizes_in_steps(view, batch))
     return header.record_count, tag_hashes
 
 
-def _check_sizes_of(view: TopicView, batch: Buffer) -> None:
-    if view.config.max_message_bytes is not None:
-        _check_sizes(record_batch.decode(batch), view.config.max_message_bytes)
+def _check_sizes_in_steps(view: TopicView, batch: Buffer) -> Generator[None, None, None]:
+    """Raises RequestError."""
+    bytes_max = view.config.max_message_bytes
+    if bytes_max is None:
+        return
+    first = 0
+    for piece in record_batch.decode_in_pieces(batch):
+        _check_sizes(piece, bytes_max, first=first)
+        first += len(piece)
+        yield
 
 
 def _check_partition(view: TopicView, partition: int) -> None:
@@ -1365,9 +1372,9 @@ class _Sized(Protocol):
     def headers(self) -> record_batch.Headers: ...
 
 
-def _check_sizes(records: Iterable[_Sized], bytes_max: int) -> None:
-    """Raises RequestError when a record is larger than its topic takes."""
-    for request_index, record in enumerate(records):
+def _check_sizes(records: Iterable[_Sized], bytes_max: int, *, first: int = 0) -> None:
+    """Raises RequestError when a record is larger than its topic takes. `first`: the number of the first one."""
+    for request_index, record in enumerate(records, first):
         size = len(record.key or b"") + len(record.value or b"")
         size += sum(len(name.encode()) + len(value or b"") for name, value in record.headers)
         if size > bytes_max:

@@ -2,9 +2,9 @@
 
     {"topic":"orders","key":"k","value":{"a":1},"partition":0,"offset":7,"timestamp":...,"store_timestamp":...}
 
-Byte for byte what orjson makes of the objects of `render_records`, in half the time: all records of an entry whose keys
-and values are JSON are put as they are stored into one template. An entry with anything else in it (headers, bytes that
-are no JSON), and other formats, are rendered as objects.
+Byte for byte what orjson makes of the objects of `render_records_in_steps`, in half the time: all records of an entry
+whose keys and values are JSON are put as they are stored into one template. An entry with anything else in it (headers,
+bytes that are no JSON), and other formats, are rendered as objects.
 
 What is at an offset never changes (C3), so the texts of a whole entry can be kept for the next reader (`TextCache`).
 """
@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 import string
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Generator, Mapping, Sequence
 from itertools import islice
 from operator import attrgetter
 from typing import NamedTuple
@@ -23,7 +23,7 @@ import orjson
 
 from gateway.codec.filters import TagFilter
 from gateway.codec.message_ids import message_id_prefix
-from gateway.codec.records import Format, are_shown_plainly, render_records
+from gateway.codec.records import Format, are_shown_plainly, render_records_in_steps
 from store import record_batch
 from store.types import Entry, QueueKey
 
@@ -36,6 +36,11 @@ _USUAL = string.ascii_letters.encode() + b"0123456789-_.:/|#@ "  # a third of th
 
 KEPT_RECORDS_MIN = 16
 """Entries with fewer records are not kept: to render them costs little more than to find them."""
+
+_LOOKED_AT = 256
+"""Records that are decoded before the look whether they have headers, each of which takes as long as a record."""
+
+_TEXTS_A_STEP = 256
 
 _KEPT_BYTES = 600
 """What a kept text takes beside its bytes: its key, and its place in the table."""
@@ -98,7 +103,7 @@ class TextCache:
             self.held_bytes -= len(oldest.data) + _KEPT_BYTES
 
 
-def render_texts(
+def render_texts_in_steps(
     topic: str,
     partition: int,
     entries: Sequence[Entry],
@@ -111,9 +116,9 @@ def render_texts(
     has_ids: bool,
     tag_filter: TagFilter | None = None,
     cache: TextCache | None = None,
-) -> list[Texts]:
-    """As `render_records`: the records as JSON without a line break in it. `separator` (one octet, no "%") is between
-    those that are one `Texts`. `has_ids`: each has its `message_id`."""
+) -> Generator[None, None, list[Texts]]:
+    """As `render_records_in_steps`: the records as JSON without a line break in it. `separator` (one octet, no "%") is
+    between those that are one `Texts`. `has_ids`: each has its `message_id`."""
     texts: list[Texts] = []
     for entry in entries:
         found = None
@@ -123,13 +128,23 @@ def render_texts(
                 separator=separator, topic_id=topic_id, has_ids=has_ids, cache=cache,
             )  # fmt: skip
         if found is None:
-            objects = render_records(
+            objects = yield from render_records_in_steps(
                 topic, partition, (entry,), fmt,
                 start=start, stop=stop, topic_id=topic_id if has_ids else None, tag_filter=tag_filter,
             )  # fmt: skip
-            texts += [Texts(orjson.dumps(one), 1) for one in objects]
+            texts += yield from single_texts_in_steps(objects)
         elif tag_filter is None and found.record_count:  # tags are headers, and there are none
             texts.append(found)
+    return texts
+
+
+def single_texts_in_steps(objects: Sequence[Mapping[str, object]]) -> Generator[None, None, list[Texts]]:
+    """Rendered records as a text each."""
+    texts: list[Texts] = []
+    for at in range(0, len(objects), _TEXTS_A_STEP):
+        if at:
+            yield
+        texts += [Texts(orjson.dumps(one), 1) for one in objects[at : at + _TEXTS_A_STEP]]
     return texts
 
 
@@ -165,10 +180,14 @@ def _made_texts(
     time of a template for each."""
     base = entry.base_offset  # offsets of a batch are dense: what is behind `stop` need not be decoded
     first = max(start - base, 0)
-    records = list(islice(record_batch.decode(entry.batch), first, max(stop - base, 0)))
+    decoded = islice(record_batch.decode(entry.batch), max(stop - base, 0))
+    records: list[record_batch.DecodedRecord] = []
+    while some := list(islice(decoded, _LOOKED_AT)):
+        if any(map(_HEADERS_OF, some)):
+            return None
+        records += some
+    del records[:first]
     count = len(records)
-    if any(map(_HEADERS_OF, records)):
-        return None
     if not count:
         return Texts(b"", 0)
     keys: Sequence[bytes | None] = list(map(_KEY_OF, records))

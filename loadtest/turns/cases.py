@@ -244,13 +244,14 @@ async def _as_kafka(client: Client, request: Make) -> str:
 
 async def prepare(client: Client, size: Size) -> None:
     """Topics that the cases read and write: `orders` is small, `wide` has the most partitions, `tiny` the most records
-    in a batch, `large` the most bytes."""
+    in a batch, `large` the most bytes, `heads` the most headers, compressed."""
     for topic, partitions in (
         ("orders", 1),
         ("wide", PARTITIONS_MAX),
         ("empty", PARTITIONS_MAX),
         ("tiny", 1),
         ("large", 1),
+        ("heads", 1),
         ("busy", 1),
     ):
         await client.send("PUT", f"/mq/v1/topics/{topic}", b'{"partitions":%d}' % partitions, kind="application/json")
@@ -261,6 +262,9 @@ async def prepare(client: Client, size: Size) -> None:
     tiny = bytes(_tiny())
     for _ in range(3):
         await client.send("POST", "/topics/tiny", tiny, kind=BATCH_TYPE)
+    heads = bytes(record_batch.zstd_packed(_headed(), level=3))
+    for _ in range(2):
+        await client.send("POST", "/topics/heads", heads, kind=BATCH_TYPE)
     body = _records([{"value": "x" * 1000}] * (size.value // 2048))
     for _ in range(6 * MiB * 4 // len(body) + 2):
         await client.send("POST", "/topics/large", body)
@@ -510,7 +514,7 @@ def _framings() -> Iterator[Case]:
 def _reads() -> Iterator[Case]:
     """The largest answers."""
     most = f"max_bytes={64 * MiB}&max_records=100000"
-    for topic in ("tiny", "large", "busy"):
+    for topic in ("tiny", "large", "heads", "busy"):
         path = f"/topics/{topic}/partitions/0/records?{most}"
         for accept in (JSON, BINARY, BATCH_TYPE, LINES_TYPE):
             yield _request("fetch", f"{topic} as {accept[-20:]}", "GET", path, Accept=accept)
@@ -565,6 +569,7 @@ def _queues() -> Iterator[Case]:
     yield Case("receive", "the most records", receive(["busy"], "first"))
     yield _request("group_leases", "of the most that were received", "GET", "/mq/v1/groups/first/leases?limit=200")
     yield Case("receive", "of the largest batch", receive(["tiny"], "second"))
+    yield Case("receive", "of many headers", receive(["heads"], "second"))
     nothing = receive(["empty"], "many-0")
     yield Case("receive", "from 1,024 empty partitions", nothing, held_ms_max=LOOKED_MS_MAX)
     yield Case("receive", "for 100 groups at once", many_groups)  # a turn may hold several of the hundred
@@ -616,6 +621,9 @@ def _instances() -> Iterator[Case]:
     yield _request("assign", "the largest batch", "POST", f"{at}/assignments",
                    b'{"partitions":[{"topic":"tiny","partition":0},{"topic":"large","partition":0}]}', V2)  # fmt: skip
     yield _request("instance_records", "of the largest batch", "GET", f"{at}/records?max_bytes={64 * MiB}", Accept=JSON)
+    yield _request("assign", "many headers", "POST", f"{at}/assignments",
+                   b'{"partitions":[{"topic":"heads","partition":0}]}', V2)  # fmt: skip
+    yield _request("instance_records", "of many headers", "GET", f"{at}/records?max_bytes={64 * MiB}", Accept=JSON)
     yield _request("assign", "nothing", "POST", f"{at}/assignments", b'{"partitions":[]}', V2)
     yield _request("subscribe", "to 10,000 partitions", "POST", f"{at}/subscription", b'{"topic_pattern":"m."}', V2)
     yield _request("instance_records", "of 10,000 partitions", "GET", f"{at}/records?timeout=100", Accept=JSON)
@@ -673,9 +681,11 @@ def _sockets(size: int) -> Iterator[Case]:
     yield Case("socket produce", "binary header of blanks",
                lambda client: client.talk([hello, struct.pack(">I", len(header)) + header]))  # fmt: skip
     for form in ("json", "binary", "batch"):
-        for topic in ("tiny", "large", "wide"):
+        for topic in ("tiny", "large", "heads", "wide"):
             wanted = orjson.dumps({**subscribe, "topics": [topic], "format": form, "batch": 10_000}).decode()
             yield Case("socket subscribe", f"{topic} as {form}", _talker([hello, wanted]))
     for mode in ("stream", "queue"):
-        wanted = orjson.dumps({**subscribe, "topics": ["wide", "tiny"], "mode": mode, "group": f"ws-{mode}"}).decode()
-        yield Case("socket subscribe", mode, _talker([hello, wanted]))
+        for topic in ("tiny", "heads"):
+            group = {"mode": mode, "group": f"ws-{mode}"}
+            wanted = orjson.dumps({**subscribe, "topics": ["wide", topic], **group}).decode()
+            yield Case("socket subscribe", f"{mode} of {topic}", _talker([hello, wanted]))

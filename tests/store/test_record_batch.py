@@ -31,6 +31,7 @@ from store.limits import (
 )
 from store.record_batch import (
     HEADER_BYTES,
+    PIECE_RECORDS,
     STEP_RECORDS,
     DecodedRecord,
     Record,
@@ -569,6 +570,15 @@ def test_a_mark_is_put_on_a_batch_and_taken_off_again(codec: str | None, value: 
     assert record_batch.mark_of(marked, b"mq-y") is record_batch.mark_of(batch, b"mq-x") is None
     assert record_batch.unmarked(marked, b"mq-x") == plain
     assert record_batch.unmarked(batch, b"mq-x") is batch
+
+
+@pytest.mark.parametrize("count", [1, PIECE_RECORDS, PIECE_RECORDS + 1, 3 * PIECE_RECORDS])
+def test_pieces_are_the_whole_in_order(count: int) -> None:
+    batch = record_batch.encode([Record(None, b"%d" % number, 0, ()) for number in range(count)])
+    pieces = list(record_batch.decode_in_pieces(batch))
+    assert [record.offset for piece in pieces for record in piece] == list(range(count))
+    assert max(map(len, pieces)) <= PIECE_RECORDS
+    assert len(pieces) == -(-count // PIECE_RECORDS)
 
 
 def test_a_mark_that_makes_a_batch_too_large_is_refused() -> None:

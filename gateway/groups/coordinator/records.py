@@ -205,14 +205,21 @@ class RecordReader:
         decoded: list[DecodedRecord] = []
         sizes = array("q")
 
-        def decode() -> None:
-            decoded.extend(record_batch.decode(entry.batch))
-            sizes.extend(_sizes_of(decoded))
+        def decode(piece: list[DecodedRecord]) -> None:
+            decoded.extend(piece)
+            sizes.extend(_sizes_of(piece))
 
-        if entry.record_count <= DECODED_A_TURN:
-            decode()
+        def decode_all() -> None:
+            for piece in record_batch.decode_in_pieces(entry.batch):  # all at once would let no other thread in
+                decode(piece)
+
+        if entry.record_count > DECODED_A_TURN:
+            await self._run_blocking(decode_all)
         else:
-            await self._run_blocking(decode)
+            for piece in record_batch.decode_in_pieces(entry.batch):
+                decode(piece)
+                if piece[-1].headers:  # each of which takes as long as a record
+                    await asyncio.sleep(0)
         return decoded, sizes
 
     async def at(self, topic: str, key: Place, offset: int) -> Stored | None:

@@ -8,13 +8,14 @@ S2  a client that takes no bytes for the write timeout is cut off (`connection.p
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from aiohttp import hdrs, web
 
+from gateway.api.turns import in_turns
 from gateway.codec.filters import TagFilter
-from gateway.codec.records import Format, render_records
+from gateway.codec.records import Format, render_records_in_steps
 from gateway.surfaces.http.admission import allowance_of
 from gateway.surfaces.http.answer_memory import RENDERED_FACTOR, no_room
 from gateway.surfaces.http.context import Gateway
@@ -98,7 +99,7 @@ class StreamedAnswer:
             self._request.transport.abort()
 
 
-def rendered_pieces(
+async def rendered_pieces(
     topic: str,
     partition: int,
     entries: Sequence[Entry],
@@ -109,11 +110,13 @@ def rendered_pieces(
     topic_id: int | None = None,
     tag_filter: TagFilter | None = None,
     records_max: int = PIECE_RECORDS_MAX,
-) -> Iterator[tuple[list[dict[str, object]], int]]:
-    """As `render_records`, in pieces that leave others their turn; with each the offset behind what it covers."""
+) -> AsyncIterator[tuple[list[dict[str, object]], int]]:
+    """As `render_records_in_steps`, in pieces; with each the offset behind what it covers."""
     for covering, low, high in pieces(entries, start, stop, records_max):
-        objects = render_records(
-            topic, partition, covering, fmt, start=low, stop=high, topic_id=topic_id, tag_filter=tag_filter
+        objects = await in_turns(
+            render_records_in_steps(
+                topic, partition, covering, fmt, start=low, stop=high, topic_id=topic_id, tag_filter=tag_filter
+            )
         )
         yield objects, high
 

@@ -100,9 +100,11 @@ async def _first_dated(
         fetched = await consumer.fetch(topic, partition, at, max_bytes=SCAN_BYTES)
         for entry in fetched.entries:
             if record_batch.max_timestamp_ms(entry.batch) >= time_ms:
-                for record in record_batch.decode(entry.batch):
-                    if record.timestamp >= time_ms and record.offset >= fetched.min_offset:
-                        return record
+                for piece in record_batch.decode_in_pieces(entry.batch):
+                    for record in piece:
+                        if record.timestamp >= time_ms and record.offset >= fetched.min_offset:
+                            return record
+                    await others_turn()
         if not fetched.entries:
             return None
         at = fetched.next_offset

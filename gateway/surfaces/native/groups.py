@@ -90,6 +90,7 @@ from gateway.surfaces.native.raw import OCTETS, RawRecord, raw_answer
 from store import record_batch
 from store.errors import UnknownQueue
 from store.limits import MiB
+from store.turns import others_turn
 
 RECEIVED_BYTES_MAX = 16 * MiB
 """Memory of the answer to one receive, which is made as a whole: what does not fit comes with the next one."""
@@ -477,13 +478,15 @@ async def dead_letters(gateway: Gateway, request: web.Request, _: bytes) -> web.
         fetched = await gateway.consumer.fetch(*topic_partition, start, max_bytes=gateway.limits.fetch_bytes_default)
         access_of(request).check(Permission.RECEIVE, topic=topic_partition.topic)  # see `fetch_or_wait`
         for entry in fetched.entries:
-            for record in record_batch.decode(entry.batch):
-                if record.offset >= start and len(shown) < limit and size < PAGE_BYTES_MAX:
-                    start = record.offset + 1
-                    if record.offset in settled:
-                        continue
-                    size += len(record.value or b"")
-                    shown.append(_dead_letter(record, json_values=entry.json_values))
+            for piece in record_batch.decode_in_pieces(entry.batch):
+                for record in piece:
+                    if record.offset >= start and len(shown) < limit and size < PAGE_BYTES_MAX:
+                        start = record.offset + 1
+                        if record.offset in settled:
+                            continue
+                        size += len(record.value or b"")
+                        shown.append(_dead_letter(record, json_values=entry.json_values))
+                await others_turn()
         if not fetched.entries or sum(entry.size for entry in fetched.entries) >= gateway.limits.fetch_bytes_default:
             break
     body = {

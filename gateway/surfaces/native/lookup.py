@@ -36,7 +36,7 @@ from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.media import JSON_TYPE, prefers
 from gateway.surfaces.http.reading import read_query, read_shape
 from gateway.surfaces.http.rights import while_allowed
-from gateway.surfaces.native.raw import OCTETS, raw_answer, record_at
+from gateway.surfaces.native.raw import OCTETS, raw_answer, raw_of, record_at
 from store import record_batch
 from store.errors import UnknownQueue
 from store.limits import KiB, MiB
@@ -47,9 +47,6 @@ SEARCH_BYTES_MAX = 64 * MiB
 
 SHOWN_VALUE_BYTES_MAX = 64 * KiB
 """Of a value in the answer to a search for people; a read by its id has all of it."""
-
-RECORDS_A_TURN = 1_000
-"""Records looked at between two turns of the event loop: up to 10 us each."""
 
 _READ_BYTES = 4 * MiB
 
@@ -73,12 +70,10 @@ async def get_message(gateway: Gateway, request: web.Request, _: bytes) -> web.R
     access.check(Permission.RECEIVE, topic=view.name)  # see `fetch_or_wait`
     if not fetched.entries:
         raise _not_found()
-    record = record_at(fetched, message_id)
+    entry, record = fetched.entries[0], await record_at(fetched, message_id.offset)
     if prefers(request.headers.get(hdrs.ACCEPT, ""), OCTETS, JSON_TYPE) == OCTETS:
-        return raw_answer(record)
-    records = record_batch.decode(fetched.entries[0].batch)
-    found = next(one for one in records if one.offset == message_id.offset)
-    match = _match(view, fetched.entries[0], message_id.partition, found)
+        return raw_answer(raw_of(entry, record, message_id))
+    match = _match(view, entry, message_id.partition, record)
     return json_answer(request, orjson.Fragment(match.text))
 
 
@@ -236,18 +231,19 @@ class _Search:
         if not self._wanted.may_be_in(entry):
             self.scanned_records += entry.next_offset - max(offset, entry.base_offset)
             return entry.next_offset
-        for record in record_batch.decode(entry.batch):
-            if record.offset < offset:
-                continue
-            self.scanned_records += 1
-            if self.scanned_records % RECORDS_A_TURN == 0:
+        for piece in record_batch.decode_in_pieces(entry.batch):
+            if self.scanned_records or piece[0].offset > entry.base_offset:
                 await asyncio.sleep(0)
-            if self._wanted.has(record):
-                match = _match(self._view, entry, number, record, is_cut=self._wanted.is_cut)
-                self.found.append(match)
-                self._left_answer_bytes -= len(match.text)
-                if len(self.found) >= self._limit:
-                    return record.offset + 1
+            for record in piece:
+                if record.offset < offset:
+                    continue
+                self.scanned_records += 1
+                if self._wanted.has(record):
+                    match = _match(self._view, entry, number, record, is_cut=self._wanted.is_cut)
+                    self.found.append(match)
+                    self._left_answer_bytes -= len(match.text)
+                    if len(self.found) >= self._limit:
+                        return record.offset + 1
         return entry.next_offset
 
 

@@ -55,6 +55,8 @@ from gateway.surfaces.http.send_options import (
 from gateway.surfaces.http.tracing import TRACEPARENT, TRACESTATE, trace_headers, traced
 from store import record_batch
 from store.record_batch import Headers
+from store.turns import others_turn
+from store.types import Entry
 
 HEADER_PREFIX = "Mq-Header-"
 CONTENT_TYPE_HEADER = "content-type"
@@ -121,20 +123,25 @@ async def read_raw(gateway: Gateway, request: web.Request, _: bytes) -> web.Resp
     if not fetched.min_offset <= offset < fetched.max_offset:
         details = {"beginning_offset": fetched.min_offset, "end_offset": fetched.max_offset}
         raise RequestError(OFFSET_OUT_OF_RANGE, f"Offset {offset} is out of range.", details=details)
-    response = raw_answer(record_at(fetched, MessageId(topic_id, partition, offset)))
+    response = raw_answer(
+        raw_of(fetched.entries[0], await record_at(fetched, offset), MessageId(topic_id, partition, offset))
+    )
     response.headers.update({NEXT_OFFSET: str(offset + 1), **bounds})
     return response
 
 
-def record_at(fetched: Fetched, message_id: MessageId) -> RawRecord:
-    """The record with this id, out of what was fetched for it."""
-    entry = fetched.entries[0]
-    for record in record_batch.decode(entry.batch):
-        if record.offset == message_id.offset:
-            return RawRecord(
-                message_id, record.key, record.value, record.headers, record.timestamp, entry.store_time_ms
-            )
-    raise AssertionError(f"offset {message_id.offset} is missing in what was read for it")
+async def record_at(fetched: Fetched, offset: int) -> record_batch.DecodedRecord:
+    """The record with this offset, out of what was fetched for it."""
+    for piece in record_batch.decode_in_pieces(fetched.entries[0].batch):
+        if piece[-1].offset >= offset:
+            return next(record for record in piece if record.offset == offset)
+        await others_turn()
+    raise AssertionError(f"offset {offset} is missing in what was read for it")
+
+
+def raw_of(entry: Entry, record: record_batch.DecodedRecord, message_id: MessageId) -> RawRecord:
+    """A record of an entry, to be answered as it is."""
+    return RawRecord(message_id, record.key, record.value, record.headers, record.timestamp, entry.store_time_ms)
 
 
 def raw_answer(record: RawRecord) -> web.Response:

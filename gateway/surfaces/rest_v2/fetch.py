@@ -25,11 +25,12 @@ from aiohttp import hdrs, web
 from gateway.api.errors import error_of
 from gateway.api.read import AtTime, Fetched, OffsetSpec
 from gateway.api.shapes.queries import FetchQuery
+from gateway.api.turns import in_turns
 from gateway.auth.access import Permission
 from gateway.brokers.base import BrokerUnreachable
 from gateway.codec.filters import TagFilter, parse_filter
-from gateway.codec.records import render_records
-from gateway.codec.texts import Texts, render_texts
+from gateway.codec.records import render_records_in_steps
+from gateway.codec.texts import Texts, render_texts_in_steps, single_texts_in_steps
 from gateway.errors import EPOCH_CHANGED, OFFSET_OUT_OF_RANGE, RequestError, draining, invalid
 from gateway.routing.patience import patiently
 from gateway.surfaces.http.admission import allowance_of
@@ -48,7 +49,7 @@ from gateway.surfaces.http.media import (
     records_type,
 )
 from gateway.surfaces.http.reading import partition_in, read_query
-from gateway.surfaces.http.streaming import StreamedAnswer, pieces, records_at_once, rendered_pieces
+from gateway.surfaces.http.streaming import PIECE_RECORDS_MAX, StreamedAnswer, pieces, records_at_once, rendered_pieces
 from store.limits import KiB, MiB
 from store.turns import others_turn
 from store.types import OFFSET_MAX, Buffer, Entry
@@ -84,6 +85,9 @@ class _Pull:
     max_records: int
     timeout_ms: int
     tag_filter: TagFilter | None
+    piece_records: int = PIECE_RECORDS_MAX
+    """As many as the room for a piece held last, where it did not hold all: a compressed batch does not say how much
+    its records become."""
 
     @property
     def is_raw(self) -> bool:
@@ -395,8 +399,9 @@ async def _texts(
     next_offset = pull.start
     stop = min(last, entries[-1].next_offset) if entries else pull.start
     await _large_turn(entries)
-    for covering, low, high in pieces(entries, pull.start, last, records_at_once(entries, room_bytes)):
-        made = render_texts(
+    records_max = min(records_at_once(entries, room_bytes), pull.piece_records)
+    for covering, low, high in pieces(entries, pull.start, last, records_max):
+        steps = render_texts_in_steps(
             pull.topic,
             pull.partition,
             covering,
@@ -409,6 +414,7 @@ async def _texts(
             tag_filter=pull.tag_filter,
             cache=gateway.texts,
         )
+        made = await in_turns(steps)
         texts += made
         size += sum([one.size for one in made])
         next_offset = high
@@ -418,15 +424,17 @@ async def _texts(
             await others_turn()
     if pull.tag_filter is not None:
         return texts, next_offset
+    pull.piece_records = min(2 * pull.piece_records, PIECE_RECORDS_MAX)
     while size > room_bytes and next_offset > pull.start + 1:
         too_many = texts.pop()
         size -= too_many.size
         if too_many.record_count > 1 and (size < room_bytes or not texts):
             await others_turn()  # they are rendered once more
-            texts += _single_texts(pull, entries, next_offset - too_many.record_count, next_offset)
+            texts += await _single_texts(pull, entries, next_offset - too_many.record_count, next_offset)
             size += too_many.size
         else:
             next_offset -= too_many.record_count
+            pull.piece_records = next_offset - pull.start
     return texts, next_offset
 
 
@@ -436,14 +444,16 @@ async def _large_turn(entries: Sequence[Entry]) -> None:
         await others_turn()
 
 
-def _single_texts(pull: _Pull, entries: Sequence[Entry], low: int, high: int) -> list[Texts]:
+async def _single_texts(pull: _Pull, entries: Sequence[Entry], low: int, high: int) -> list[Texts]:
     """The texts of records that do not all fit, one by one."""
     covering = [entry for entry in entries if entry.next_offset > low and entry.base_offset < high]
     topic_id = pull.topic_id if pull.kind.fmt is None else None
-    objects = render_records(
-        pull.topic, pull.partition, covering, pull.kind.fmt, start=low, stop=high, topic_id=topic_id
+    objects = await in_turns(
+        render_records_in_steps(
+            pull.topic, pull.partition, covering, pull.kind.fmt, start=low, stop=high, topic_id=topic_id
+        )
     )
-    return [Texts(orjson.dumps(one), 1) for one in objects]
+    return await in_turns(single_texts_in_steps(objects))
 
 
 async def _taken_filtered(
@@ -483,7 +493,7 @@ async def _wanted(pull: _Pull, fetched: Fetched, room_bytes: int) -> tuple[list[
     size = 0
     stop = pull.stop
     await _large_turn(fetched.entries)
-    for records, high in rendered_pieces(
+    async for records, high in rendered_pieces(
         pull.topic,
         pull.partition,
         fetched.entries,

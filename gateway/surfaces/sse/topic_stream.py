@@ -313,7 +313,7 @@ class Stream:
         texts: list[bytes] = []
         offsets: list[int] = []
         size, high = 0, followed.offset
-        for records, stop in rendered_pieces(
+        async for records, stop in rendered_pieces(
             followed.topic,
             followed.partition,
             fetched.entries,

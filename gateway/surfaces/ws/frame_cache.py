@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from gateway.api.read import Consumer, Fetched
+from gateway.api.turns import in_turns
 from gateway.codec.filters import TagFilter
-from gateway.codec.records import add_headers, render_records, split_lines
+from gateway.codec.records import STEP_ITEMS, add_headers, render_records_in_steps, split_lines
 from gateway.surfaces.ws.commands import Form
 from gateway.surfaces.ws.protocol import FRAME_BYTES_TARGET
 from store import record_batch
@@ -170,13 +171,13 @@ class FrameCache:
             if fetched.entries and fetched.entries[0].base_offset > offset and wanted.is_all:
                 # A takeover has left a gap: it is as empty as what a filter leaves.
                 return Portion((gap(offset, fetched.entries[0].base_offset),), fetched.max_offset)
-            ranges = _frame_cache(topic, partition, offset, fetched, wanted, min(RENDER_COUNT_MAX, count_max))
+            ranges = await _frame_cache(topic, partition, offset, fetched, wanted, min(RENDER_COUNT_MAX, count_max))
             if is_shared:
                 for _ in range(1, RENDERS_A_READ_MAX):
                     if not ranges or ranges[-1].stop >= fetched.next_offset:
                         break
                     await asyncio.sleep(0)
-                    ranges += _frame_cache(topic, partition, ranges[-1].stop, fetched, wanted, RENDER_COUNT_MAX)
+                    ranges += await _frame_cache(topic, partition, ranges[-1].stop, fetched, wanted, RENDER_COUNT_MAX)
                 for made in ranges:
                     self._keep((topic_id, partition, made.start, wanted), made)
             return Portion(ranges, fetched.max_offset)
@@ -204,7 +205,7 @@ def _memory_bytes(made: EncodedRange) -> int:
     return _RANGE_BYTES + len(made.body) + len(made.payload) + _MARK_BYTES * mark_count
 
 
-def _frame_cache(
+async def _frame_cache(
     topic: str, partition: int, offset: int, fetched: Fetched, wanted: Wanted, count_max: int
 ) -> list[EncodedRange]:
     """Encode what was fetched, from `offset` on, in ranges of at most a frame."""
@@ -214,12 +215,14 @@ def _frame_cache(
     entries = [entry for entry in fetched.entries if entry.next_offset > offset and entry.base_offset < stop]
     stop = min(stop, fetched.next_offset)
     if wanted.queues_begin is not None:
-        messages, payloads = _render_queues(topic, partition, entries, offset, stop, wanted)
+        messages, payloads = await in_turns(_render_queues(topic, partition, entries, offset, stop, wanted))
     elif wanted.form is Form.JSON:
-        messages = render_records(topic, partition, entries, None, start=offset, stop=stop, tag_filter=wanted.filter)
+        messages = await in_turns(
+            render_records_in_steps(topic, partition, entries, None, start=offset, stop=stop, tag_filter=wanted.filter)
+        )
         payloads = None
     else:
-        messages, payloads = _render_binary(topic, partition, entries, offset, stop, wanted.filter)
+        messages, payloads = await in_turns(_render_binary(topic, partition, entries, offset, stop, wanted.filter))
     if len(messages) > count_max:  # of a filtered stretch: the rest is read again
         del messages[count_max:]
         stop = _offset_of(messages[-1]) + 1
@@ -297,7 +300,7 @@ def _whole(offset: int, entries: Sequence[Entry]) -> EncodedRange:
 
 def _render_queues(
     topic: str, partition: int, entries: Sequence[Entry], start: int, stop: int, wanted: Wanted
-) -> tuple[list[dict[str, object]], list[bytes] | None]:
+) -> Generator[None, None, tuple[list[dict[str, object]], list[bytes] | None]]:
     """The records in light queues whose names begin as wanted, each with those names; in binary, their payloads."""
     begin = wanted.queues_begin
     assert begin is not None
@@ -311,9 +314,11 @@ def _render_queues(
         shown: Sequence[dict[str, object]]
         bodies: Sequence[bytes] = ()
         if is_json:
-            shown = render_records(topic, partition, (entry,), None, start=start, stop=stop, tag_filter=wanted.filter)
+            shown = yield from render_records_in_steps(
+                topic, partition, (entry,), None, start=start, stop=stop, tag_filter=wanted.filter
+            )
         else:
-            shown, bodies = _render_binary(topic, partition, (entry,), start, stop, wanted.filter)
+            shown, bodies = yield from _render_binary(topic, partition, (entry,), start, stop, wanted.filter)
         for number, message in enumerate(shown):
             names = names_of[_offset_of(message) - entry.base_offset]
             matching = [name.decode() for name in names if name.startswith(begin)]
@@ -327,16 +332,23 @@ def _render_queues(
 
 def _render_binary(
     topic: str, partition: int, entries: Sequence[Entry], start: int, stop: int, tag_filter: TagFilter | None
-) -> tuple[list[dict[str, object]], list[bytes]]:
-    """Records as headers of a binary frame, and the bytes of key and value of each."""
+) -> Generator[None, None, tuple[list[dict[str, object]], list[bytes]]]:
+    """Records as headers of a binary frame, and the bytes of key and value of each; in steps as
+    `render_records_in_steps`."""
     messages: list[dict[str, object]] = []
     payloads: list[bytes] = []
+    left_items = STEP_ITEMS
     for entry in entries:
         for record in record_batch.decode(entry.batch):
-            if record.offset < start or (tag_filter is not None and not tag_filter.wants(record.headers)):
-                continue
             if record.offset >= stop:
                 break
+            headers = record.headers
+            left_items -= 1 + len(headers)
+            if left_items <= 0:
+                left_items = STEP_ITEMS
+                yield
+            if record.offset < start or (tag_filter is not None and not tag_filter.wants(headers)):
+                continue
             message, payload = binary_message(topic, partition, record, entry)
             payloads.append(payload)
             messages.append(message)

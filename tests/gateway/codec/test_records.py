@@ -12,18 +12,19 @@ from hypothesis import strategies as st
 
 from gateway.codec.json_text import parse_json
 from gateway.codec.records import (
+    STEP_ITEMS,
     Format,
     ProduceRecord,
     open_envelope,
     parse_records,
     plain_record,
-    render_records,
+    render_records_in_steps,
 )
 from gateway.errors import DELAY_ILLEGAL, RECORD_PART_ILLEGAL, RECORD_TOO_LARGE, UNDECODABLE, RequestError
 from gateway.settings.limits import MESSAGE_GROUP_BYTES_MAX, MSG_ID_BYTES_MAX
 from store import record_batch
 from store.limits import HEADER_COUNT_MAX, HEADERS_BYTES_MAX, KEY_BYTES_MAX, RECORD_BYTES_MAX, TAG_BYTES_MAX
-from store.record_batch import Headers, Record
+from store.record_batch import Headers, Record, at_once
 from store.types import Entry, QueueKey
 
 NO_HEADERS: list[tuple[str, bytes | None]] = []
@@ -258,10 +259,24 @@ def entry(*records: Record, base_offset: int = 0, json_values: bool = False) -> 
 
 
 def rendered(fmt: Format | None, *entries: Entry, start: int = 0, stop: int = 2**63 - 1) -> list[dict[str, object]]:
-    records = render_records("orders", 1, entries, fmt, start=start, stop=stop)
+    records = at_once(render_records_in_steps("orders", 1, entries, fmt, start=start, stop=stop))
     loaded = orjson.loads(orjson.dumps(records))
     assert isinstance(loaded, list)
     return loaded
+
+
+@pytest.mark.parametrize("json_values", [False, True])
+@pytest.mark.parametrize("fmt", [Format.JSON, Format.BINARY, None])
+@pytest.mark.parametrize("first", [0, 990])
+def test_many_headers_are_rendered_in_steps(fmt: Format | None, json_values: bool, first: int) -> None:
+    """Those of records that are passed over are decoded, too."""
+    headers = [(f"h{number}", b"1") for number in range(HEADER_COUNT_MAX)]
+    made = entry(*[Record(None, b"1", 0, headers)] * 1_000, json_values=json_values)
+    steps = render_records_in_steps("orders", 1, [made], fmt, start=first, stop=1_000)
+    assert sum(1 for _ in steps) >= 1_000 * (1 + HEADER_COUNT_MAX) // STEP_ITEMS
+    records = rendered(fmt, made, start=first)
+    assert [record["offset"] for record in records] == list(range(first, 1_000))
+    assert records[0]["headers"] == [{"key": name, "value": "MQ=="} for name, _ in headers]
 
 
 PLACE = {"topic": "orders", "partition": 1, "offset": 0, "timestamp": 7, "store_timestamp": 99}

@@ -1,7 +1,8 @@
-"""gateway/codec/texts.py: texts are, byte for byte, the objects of `render_records` as orjson writes them."""
+"""gateway/codec/texts.py: texts are, byte for byte, the objects of `render_records_in_steps` as orjson writes them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -10,13 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gateway.codec import texts as texts_module
 from gateway.codec.filters import parse_filter
-from gateway.codec.records import Format, are_json, render_records
+from gateway.codec.records import Format, are_json, render_records_in_steps
 from gateway.codec.tags import TAG_HEADER
-from gateway.codec.texts import KEPT_RECORDS_MIN, TextCache, render_texts
+from gateway.codec.texts import KEPT_RECORDS_MIN, TextCache, render_texts_in_steps
 from store import record_batch
 from store.limits import MiB
-from store.record_batch import Record
+from store.record_batch import Record, at_once
 from store.types import Entry, QueueKey
 
 json_parts = st.sampled_from(
@@ -87,17 +89,20 @@ def test_texts_are_the_objects_written(
     separator: bytes,
 ) -> None:
     tag_filter = parse_filter(wanted)
-    objects = render_records(
-        "a%b", 1, entries, fmt, start=start, stop=stop, topic_id=16 if has_ids else None, tag_filter=tag_filter
+    objects = at_once(
+        render_records_in_steps(
+            "a%b", 1, entries, fmt, start=start, stop=stop, topic_id=16 if has_ids else None, tag_filter=tag_filter
+        )
     )
     expected = [orjson.dumps(one) for one in objects]
     cache = TextCache(MiB)
     for _ in range(2):  # from the cache the second time
-        texts = render_texts(
+        steps = render_texts_in_steps(
             "a%b", 1, entries, fmt,
             separator=separator, start=start, stop=stop, topic_id=16, has_ids=has_ids,
             tag_filter=tag_filter, cache=cache,
         )  # fmt: skip
+        texts = at_once(steps)
         assert separator.join([one.data for one in texts]) == separator.join(expected)
         assert sum(one.record_count for one in texts) == len(expected)
         assert sum(one.size for one in texts) == sum(map(len, expected))
@@ -115,7 +120,8 @@ def plain_entry(number: int, *, count: int = KEPT_RECORDS_MIN, queue_of: int = 1
 
 def rendered(entry: Entry, cache: TextCache, *, partition: int = 1, stop: int = 10_000, **options: Any) -> bytes:
     given = {"separator": b",", "start": 0, "topic_id": 16, "has_ids": False, **options}
-    return b",".join([one.data for one in render_texts("t", partition, [entry], None, stop=stop, cache=cache, **given)])
+    texts = at_once(render_texts_in_steps("t", partition, [entry], None, stop=stop, cache=cache, **given))
+    return b",".join([one.data for one in texts])
 
 
 def test_whole_entries_are_kept_and_found_again() -> None:
@@ -182,11 +188,33 @@ def test_the_cache_is_bounded_and_lets_go_of_what_was_not_asked_for_longest() ->
     assert (exact.held_bytes, smaller.held_bytes) == (one.held_bytes, 0)
 
 
+def test_an_entry_with_headers_is_no_longer_decoded_than_until_they_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes as long as a record."""
+    decoded = 0
+    decode = record_batch.decode
+
+    def counted(batch: Any) -> Iterator[record_batch.DecodedRecord]:
+        nonlocal decoded
+        for record in decode(batch):
+            decoded += 1
+            yield record
+
+    monkeypatch.setattr(record_batch, "decode", counted)
+    count = 10 * texts_module._LOOKED_AT
+    made = entry_of([Record(None, b"1", 5, [("h", b"1")])] * count, base_offset=0, json_values=True)
+    steps = render_texts_in_steps(
+        "orders", 0, [made], None, separator=b",", start=count - 1, stop=count, topic_id=16, has_ids=True
+    )
+    assert [one.record_count for one in at_once(steps)] == [1]
+    assert decoded == count + texts_module._LOOKED_AT, "once as objects"
+
+
 def test_a_plain_record_looks_as_documented() -> None:
     entry = entry_of([Record(b'"k"', b'{"a":1}', 5)], base_offset=7, json_values=True)
-    (texts,) = render_texts(
+    steps = render_texts_in_steps(
         "orders", 0, [entry], None, separator=b",", start=0, stop=100, topic_id=16, has_ids=True
     )  # fmt: skip
+    (texts,) = at_once(steps)
     assert texts.data == (
         b'{"topic":"orders","key":"k","value":{"a":1},"partition":0,"offset":7,"timestamp":5,"store_timestamp":99,'
         b'"message_id":"16-0-7"}'

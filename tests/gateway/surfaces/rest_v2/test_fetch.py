@@ -13,7 +13,7 @@ from aiohttp.test_utils import make_mocked_request
 
 from gateway.auth.access import Permission, forbidden
 from gateway.codec.inflate import Inflater
-from gateway.codec.records import Format, render_records
+from gateway.codec.records import Format, render_records_in_steps
 from gateway.codec.tags import tag_hash
 from gateway.codec.texts import KEPT_RECORDS_MIN
 from gateway.surfaces.http.answers import PACK_BYTES_MIN, packed
@@ -24,7 +24,7 @@ from gateway.surfaces.rest_v2.fetch import FILTERED_READS_MAX
 from store import record_batch
 from store.errors import Corrupt
 from store.limits import MiB
-from store.record_batch import Record
+from store.record_batch import Record, at_once
 from store.types import Acks, Append, QueueKey, ReadResult, ReadStatus
 from tests.clock import START_MS, FakeClock
 from tests.gateway.conftest import Client
@@ -341,7 +341,7 @@ async def test_texts_end_with_the_last_record_there_is_room_for(gateway: Gateway
     for first, last in ((0, 20), (20, 21), (21, 60)):
         await send(broker, *values[first:last])
     fetched = await gateway.consumer.fetch("orders", 0, 0, max_bytes=MiB)
-    rendered = render_records("orders", 0, fetched.entries, Format.JSON, start=0, stop=60)
+    rendered = at_once(render_records_in_steps("orders", 0, fetched.entries, Format.JSON, start=0, stop=60))
     sizes = [len(orjson.dumps(one)) for one in rendered]
     kind = fetch.records_type(JSON["Accept"])
     for start in (0, 5, 19, 20, 21, 59):

@@ -217,8 +217,8 @@ async def test_of_dozens_that_read_much_at_once_one_has_its_turn(
             await asyncio.sleep(0)
             turn += 1
 
-    monkeypatch.setattr(streaming, "render_records", noted(streaming.render_records))
-    monkeypatch.setattr(fetch, "render_texts", noted(fetch.render_texts))
+    monkeypatch.setattr(streaming, "render_records_in_steps", noted(streaming.render_records_in_steps))
+    monkeypatch.setattr(fetch, "render_texts_in_steps", noted(fetch.render_texts_in_steps))
 
     async def read() -> None:
         async with client.get(path) as response:
