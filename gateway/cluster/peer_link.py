@@ -95,7 +95,7 @@ class Link:
         self._secret = secret
         self._stamp = stamp
         self._bytes_max = bytes_max
-        self._making = asyncio.Lock()
+        self._making: asyncio.Task[_Connection] | None = None
         self._connection: _Connection | None = None
 
     async def ask(self, operation: str, message: Message, timeout_s: float) -> bytes:
@@ -118,23 +118,41 @@ class Link:
             await self._connected()
 
     async def _connected(self) -> _Connection:
-        async with self._making:
-            secret = self._secret.current
-            if (connection := self._connection) is not None:
-                if connection.is_usable(secret):
-                    return connection
-                connection.end()
-            connection = _Connection(self._bytes_max, secret)
-            try:
-                async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                    await self._make(connection, secret)
-            except (OSError, TimeoutError, NotAuthentic) as error:
-                connection.end()
-                if isinstance(error, LinkRefused):
-                    raise
-                raise LinkRefused(f"{self._address}: {type(error).__name__} {error}") from error
-            self._connection = connection
-            return connection
+        """Whoever needs a connection while one is being made has the outcome of that."""
+        if self._making is None:
+            self._making = asyncio.create_task(self._made(), name="link")
+            self._making.add_done_callback(self._has_made)
+        making = self._making
+        try:
+            return await asyncio.shield(making)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if making.cancelled() and (task is None or not task.cancelling()):
+                raise LinkRefused(f"{self._address} is left") from None
+            raise
+
+    def _has_made(self, making: asyncio.Task[_Connection]) -> None:
+        self._making = None
+        if not making.cancelled():
+            making.exception()  # seen, also when nobody waits any more
+
+    async def _made(self) -> _Connection:
+        secret = self._secret.current
+        if (connection := self._connection) is not None:
+            if connection.is_usable(secret):
+                return connection
+            connection.end()
+        connection = _Connection(self._bytes_max, secret)
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                await self._make(connection, secret)
+        except BaseException as error:
+            connection.end()
+            if isinstance(error, LinkRefused) or not isinstance(error, (OSError, TimeoutError, NotAuthentic)):
+                raise
+            raise LinkRefused(f"{self._address}: {type(error).__name__} {error}") from error
+        self._connection = connection
+        return connection
 
     async def _make(self, connection: _Connection, secret: Secret) -> None:
         loop = asyncio.get_running_loop()
@@ -164,6 +182,8 @@ class Link:
 
     def close(self) -> None:
         """End it, and what waits for answers."""
+        if self._making is not None:
+            self._making.cancel()
         if self._connection is not None:
             self._connection.end()
 

@@ -147,6 +147,29 @@ async def test_an_answer_to_the_first_request_that_does_not_come_leaves_nothing_
         assert await made.local.bounds(made.queue) == (0, 0)
 
 
+async def test_all_who_need_a_link_that_cannot_be_made_are_told_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer_link, "CONNECT_TIMEOUT_S", 0.2)
+    async with asyncio.timeout(PATIENCE_S), tapped(tmp_path) as (made, peer, wire):
+        wire.is_held = True
+        begun_s = asyncio.get_running_loop().time()
+        asked = [asyncio.create_task(peer.bounds(made.queue)) for _ in range(30)]
+        await asyncio.wait(asked)
+        assert {type(each.exception()) for each in asked} == {BrokerUnreachable}
+        assert asyncio.get_running_loop().time() - begun_s < 30 * 0.2, "not one after the other"
+        assert len(wire.sent) == 1
+        asked = [asyncio.create_task(peer.bounds(made.queue)) for _ in range(3)]
+        await until(lambda: len(wire.sent) == 2)
+        asked[0].cancel()  # the others still wait
+        peer._close_links()  # as when the node is found at another address
+        await asyncio.wait(asked)
+        assert asked[0].cancelled()
+        assert [type(each.exception()) for each in asked[1:]] == [BrokerUnreachable] * 2
+        wire.is_held = False
+        assert await peer.bounds(made.queue) == (0, 0)
+
+
 async def test_a_node_of_before_is_asked_by_http_and_for_a_link_again_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
