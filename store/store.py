@@ -29,7 +29,15 @@ from store.clock import Clock, SystemClock
 from store.config import StoreConfig
 from store.data_format import check_format, raise_format
 from store.dedup.idempotency import Idempotency
-from store.dedup.moved import PART_BYTES_MAX, Leaving, decode_part, encode_part, first_part, still_known
+from store.dedup.moved import (
+    PART_BYTES_MAX,
+    Leaving,
+    decode_part,
+    encode_part,
+    first_part,
+    first_producers,
+    still_known,
+)
 from store.errors import (
     AlreadyStored,
     Corrupt,
@@ -73,6 +81,7 @@ from store.topics import (
 )
 from store.types import (
     NO_ID,
+    OFFSET_MAX,
     Acks,
     Append,
     Appended,
@@ -524,7 +533,8 @@ class Store:
             self._topics.of_queue(queue)
             self._sealing = queue
             try:
-                await self._writer.append((), Acks.FLUSHED)  # what was accepted before is published behind it
+                if self._writer.next_offset(queue) > self._queues.max_offset(queue):
+                    await self._writer.append((), Acks.WRITTEN)  # what was accepted before is published behind it
                 await self._topic_changes.make(
                     lambda _: self._topics.decide_seal(queue, self._queues.max_offset(queue))
                 )
@@ -536,13 +546,14 @@ class Store:
 
     async def export_ids(self, queue: QueueKey, *, into: QueueKey, shift: int, since: int) -> ExportedIds:
         """The next part of what is remembered of sends to the partition of `queue`, at positions from `since` on, for
-        `import_ids` of the store that it moves to: the ids of the window and, with the last part once the queue is
-        sealed, its producers' numbers. Only of what no power cut takes. `into` is the queue in which the partition goes
-        on; an offset of `queue` plus `shift` is one of the partition. Raises UnknownQueue, Corrupt, and what `append`
-        raises."""
+        `import_ids` of the store that it moves to: the ids of the window, and its producers' numbers. Only of what no
+        power cut takes. `into` is the queue in which the partition goes on; an offset of `queue` plus `shift` is one of
+        the partition. With `since` OFFSET_MAX all producers' numbers, and nothing else. Raises UnknownQueue, Corrupt,
+        and what `append` raises."""
         self._topics.of_queue(queue)
         leaving = Leaving(queue=queue, into=into, shift=shift, since=since)
-        await self._writer.append((), Acks.FLUSHED)
+        if self._topics.state_of(queue).end_offset is None:  # else all of it is before the durable entry that says so
+            await self._writer.append((), Acks.FLUSHED)
         until = min(self._published_position, self._log.durable_position)
         now_ms = self._clock.now_ms()
         if self._idempotency.is_saved(since):
@@ -559,10 +570,11 @@ class Store:
             found.append((entry.position, [row for part in parts for row in still_known(part, oldest_ms=oldest_ms)]))
         bytes_max = min(PART_BYTES_MAX, self.config.entry_bytes_max // 2)
         rows, following = first_part(sorted(found, key=itemgetter(0)), bytes_max=bytes_max)
+        producers = self._idempotency.leaving_producers(leaving, until)
+        if since < OFFSET_MAX:
+            producers, following = first_producers(producers, before=following)
         if following is not None:
-            return ExportedIds(encode_part(rows, {}), following, is_last=False)
-        is_sealed = self._topics.state_of(queue).end_offset is not None
-        producers = self._idempotency.leaving_producers(leaving) if is_sealed else {}
+            return ExportedIds(encode_part(rows, producers), following, is_last=False)
         content = encode_part(rows, producers) if rows or producers else b""
         return ExportedIds(content, until, is_last=True)
 

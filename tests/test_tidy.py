@@ -41,7 +41,6 @@ TESTED_THROUGH_OTHERS = {
     "gateway.cli.topic": "gateway/cli/test_cli.py",
     "gateway.cli.trail": "gateway/cli/test_offline.py",
     "gateway.cluster.move_stats": "gateway/cluster/test_served.py",
-    "gateway.surfaces.peer.connection": "gateway/surfaces/peer/test_links.py",
     "gateway.codec.topic_configs": "gateway/surfaces/native/test_topics.py",
     "gateway.groups.coordinator.light_offsets": "gateway/surfaces/ws/test_light.py",
     "gateway.main.group_moves": "gateway/cluster/test_served.py",

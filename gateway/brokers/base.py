@@ -144,9 +144,9 @@ class Broker(Protocol):
 
     async def export_ids(self, queue: QueueKey, *, into: QueueKey, shift: int, since: int) -> ExportedIds:
         """The next part of what is remembered of the sends to the partition of a queue, from log position `since` on,
-        for `import_ids` of the broker that the partition moves to. Once the queue is sealed, the numbers of producers
-        come with the last part. `into`: the queue in which the partition goes on; `shift` added makes the queue's
-        offsets the partition's."""
+        for `import_ids` of the broker that the partition moves to: ids, and the numbers of producers; OFFSET_MAX: the
+        numbers alone, of all. `into`: the queue in which the partition goes on; `shift` added makes the queue's offsets
+        the partition's."""
         ...
 
     async def import_ids(self, content: bytes) -> None:
@@ -160,4 +160,13 @@ class Broker(Protocol):
 
     async def offset_for_time(self, queue: QueueKey, time_ms: int, boundary: Boundary) -> int:
         """Search by time; see `store.types.Boundary`. The answer lies within the queue's bounds."""
+        ...
+
+
+class NodeBroker(Broker, Protocol):
+    """The broker of a node: each of its queues is sealed once, for good."""
+
+    async def leave_queue(self, queue: QueueKey, *, into: QueueKey, shift: int, since: int) -> tuple[int, ExportedIds]:
+        """As `seal_queue`, then `export_ids`, in one call: a partition takes no records meanwhile. Durable on
+        return; said again, the end is the same. Raises as both: then the queue may be sealed."""
         ...

@@ -130,6 +130,11 @@ class LocalBroker:
         """See `Broker.export_ids`."""
         return await self._store.export_ids(queue, into=into, shift=shift, since=since)
 
+    async def leave_queue(self, queue: QueueKey, *, into: QueueKey, shift: int, since: int) -> tuple[int, ExportedIds]:
+        """See `NodeBroker.leave_queue`."""
+        end = await self._store.seal_queue(queue)
+        return end, await self._store.export_ids(queue, into=into, shift=shift, since=since)
+
     async def import_ids(self, content: bytes) -> None:
         """See `Broker.import_ids`."""
         await self._store.import_ids(content)

@@ -22,15 +22,23 @@ log = logging.getLogger(__name__)
 
 
 class ChainFollower:
-    """The records of all partitions that have moved, applied to `routes` of node `own`."""
+    """The records of all partitions that have moved, applied to `routes` of node `own`. `on_moving` is told of each
+    broker that a partition is about to move to."""
 
     def __init__(
-        self, metadata: Metadata, routes: RouteTable, broker_named: Callable[[str], Broker], *, own: str = ""
+        self,
+        metadata: Metadata,
+        routes: RouteTable,
+        broker_named: Callable[[str], Broker],
+        *,
+        own: str = "",
+        on_moving: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._metadata = metadata
         self._routes = routes
         self._broker_named = broker_named
         self._own = own
+        self._on_moving = on_moving
         self._values: dict[str, Value] = {}
         self._moving: dict[str, Known] = {}
         self._on_kafka: dict[str, Known] = {}
@@ -125,6 +133,7 @@ class ChainFollower:
         if (chain := self._chain(topic_id, partition, value)) is not None:
             if (record := decode(value.data)).state is PartitionState.SEALING:
                 self._moving[key] = Known(record, value.revision)
+                self._on_moving(record.to or "")
             elif record.open_segment.pid is not None:
                 self._on_kafka[key] = Known(record, value.revision)
             with suppress(UnknownQueue):  # not known here yet, or not any more

@@ -25,8 +25,8 @@ class MoveStats:
 
     pause_sum_ms: float = 0.0
     pause_counts: list[int] = field(default_factory=lambda: [0] * (len(PAUSE_BOUNDS_MS) + 1))
-    """Moves that are done, by how long the partition took no records: from before the intent was written until the
-    commit was."""
+    """Moves that are done, by how long the partition took no records: from before its queue was sealed (on a Kafka
+    cluster: before the intent was written) until the commit was."""
 
     def done(self, pause_ms: float) -> None:
         """Count a move that was made, and its pause."""

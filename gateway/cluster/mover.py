@@ -1,9 +1,14 @@
 """Moving partitions for real: the steps of gateway/cluster/move.py over metadata and brokers.
 
 Any node may run a move; all that it needs to know is in the metadata, so a move that was left is finished by beginning
-another one (`Mover.move` on the same partition). The pause of a move is from the seal to the commit: one fdatasync of
-the old broker and one change of metadata; the queue of the target is made before. What the old broker remembers of
-repeated sends is told to the new one before, too; only what came since, and the numbers of producers, in the pause.
+another one (`Mover.move` on the same partition). The pause of a move is from the seal to the commit, between nodes:
+
+    old broker   one call: it seals the queue (one fdatasync), and tells what it has remembered of repeated sends since
+                 it was asked before the intent
+    new broker   one call, if there was anything to tell (one fdatasync). Its queue was made, and asked for the offset
+                 that the segment begins at, before the intent: nothing can be appended to a queue whose epoch no record
+                 names
+    metadata     one change
 
 The node that makes a move to a Kafka cluster is the owner then. Which producer, and which epoch of it, fences a Kafka
 partition next, is a key of its own, changed together with the intent: no two tenures have the same.
@@ -22,7 +27,7 @@ from typing import Any, Literal, NamedTuple
 
 import orjson
 
-from gateway.brokers.base import Broker
+from gateway.brokers.base import Broker, NodeBroker
 from gateway.brokers.kafka.broker import Fence, KafkaBroker, Place
 from gateway.cluster import move
 from gateway.cluster.metadata import ABSENT, Metadata, OutcomeUnknown
@@ -33,7 +38,7 @@ from gateway.routing.table import Chain, Segment
 from store.clock import Clock
 from store.errors import BrokerLacks
 from store.topics import FIRST_USER_TOPIC_ID
-from store.types import OFFSET_MAX, QueueKey
+from store.types import OFFSET_MAX, ExportedIds, QueueKey
 
 log = logging.getLogger(__name__)
 
@@ -151,7 +156,7 @@ class Mover:
     def __init__(
         self,
         metadata: Metadata,
-        broker_named: Callable[[str], Broker],
+        broker_named: Callable[[str], NodeBroker | KafkaBroker],
         clock: Clock,
         *,
         home: Callable[[int, int], str],
@@ -243,7 +248,8 @@ class Mover:
         last = begun.open_segment
         source, target = self._broker_named(last.broker), self._broker_named(to)
         queue = QueueKey(topic_id, move.queue_id_for(partition, begun.epoch))
-        await target.create_queue(queue)  # warm: the fdatasync that this takes is no part of the pause
+        await target.create_queue(queue)
+        physical = 0 if isinstance(target, KafkaBroker) else (await target.bounds(queue)).max_offset
         leaving_queue = queue_of(topic_id, partition, last)
         shift = last.start - last.physical
         position = OFFSET_MAX  # a broker that is its own target knows all ids; the numbers of producers are a queue's
@@ -257,14 +263,16 @@ class Mover:
         paused_s = monotonic()
         revision = await self._set(topic_id, partition, known.revision, begun, {leaving, coming}, slot=slot)
         at("seal")
+        part: ExportedIds | None = None
         if isinstance(source, KafkaBroker):
             assert leaving is not None
             end = await self._sealed(topic_id, partition, begun, source, leaving)
         else:
-            end = await source.seal_queue(leaving_queue)
+            paused_s = monotonic()  # until it is sealed the queue takes records
+            end, part = await source.leave_queue(leaving_queue, into=queue, shift=shift, since=position)
         is_same = coming is not None and coming == leaving
         if not is_same:
-            await _tell(source, leaving_queue, target, queue, shift, position)  # what came since
+            await _tell(source, leaving_queue, target, queue, shift, position, part)  # what came since
         at("commit")
         place: dict[str, Any]
         if isinstance(target, KafkaBroker):
@@ -279,7 +287,6 @@ class Mover:
                 "pid": coming.fence.producer_id, "kepoch": coming.fence.epoch,
             }  # fmt: skip
         else:
-            physical = (await target.bounds(queue)).max_offset
             place = {"owner": to, "queue": (queue.topic_id, queue.queue_id), "physical": physical}
         done = move.commit(begun, end=end, now_ms=self._clock.now_ms(), **place)
         if isinstance(target, KafkaBroker):
@@ -292,10 +299,10 @@ class Mover:
             if isinstance(target, KafkaBroker):
                 target.refuse(queue)  # if it was written after all, the node takes over anew what it does not serve
             raise
-        self.stats.done((monotonic() - paused_s) * 1000)
+        self.stats.done(pause_ms := (monotonic() - paused_s) * 1000)
         log.info(
-            "partition moved topic_id=%d partition=%d to=%s epoch=%d offset=%d",
-            topic_id, partition, to, done.epoch, done.open_segment.start,
+            "partition moved topic_id=%d partition=%d to=%s epoch=%d offset=%d pause_ms=%.1f",
+            topic_id, partition, to, done.epoch, done.open_segment.start, pause_ms,
         )  # fmt: skip
         return Known(done, revision)
 
@@ -459,13 +466,24 @@ def _before_on_same_node(record: PartitionRecord) -> list[SegmentRecord]:
     return found[::-1]
 
 
-async def _tell(source: Broker, leaving: QueueKey, target: Broker, into: QueueKey, shift: int, position: int) -> int:
+async def _tell(
+    source: Broker,
+    leaving: QueueKey,
+    target: Broker,
+    into: QueueKey,
+    shift: int,
+    position: int,
+    part: ExportedIds | None = None,
+) -> int:
     """Have the target remember what the source remembers of sends to a queue, from a position on, so that one that is
-    repeated behind the move is still known (C6). Returns the position behind it."""
+    repeated behind the move is still known (C6). `part`: the first one, if it is there already. Returns the position
+    behind it."""
     while True:
-        part = await source.export_ids(leaving, into=into, shift=shift, since=position)
+        if part is None:
+            part = await source.export_ids(leaving, into=into, shift=shift, since=position)
         if part.content:
             await target.import_ids(part.content)
         position = max(position, part.next_position)
         if part.is_last:
             return position
+        part = None

@@ -35,7 +35,7 @@ from zlib import crc32
 
 import orjson
 
-from gateway.brokers.base import Broker
+from gateway.brokers.base import NodeBroker
 from gateway.brokers.kafka.attached import AttachedBroker
 from gateway.brokers.kafka.beside import Schedules, no_shards
 from gateway.brokers.kafka.broker import KafkaBroker, kept_ms
@@ -212,7 +212,7 @@ class ClusterNode:
         self,
         name: str,
         metadata: Metadata,
-        broker: Broker | None,
+        broker: NodeBroker | None,
         secret: Secret,
         store: KeptTopics,
         routes: RouteTable,
@@ -239,7 +239,7 @@ class ClusterNode:
         self._peers: dict[str, PeerBroker] = {}
         self._opened = AsyncExitStack()
         own = "" if kafka is None else name  # who has no Kafka clusters owns nothing there
-        self._follower = ChainFollower(metadata, routes, self.broker_named, own=own)
+        self._follower = ChainFollower(metadata, routes, self.broker_named, own=own, on_moving=self._expect_appends)
         self._mover = Mover(metadata, self.broker_named, clock, home=self._home, own=name)
         self._slots = MoveSlots(metadata, name, moves_max)
         self.attached: Mapping[str, AttachedBroker] = attached or {}
@@ -477,13 +477,17 @@ class ClusterNode:
 
     # ---- brokers ---------------------------------------------------------------------------------------------------
 
-    def broker_named(self, name: str) -> Broker:
+    def broker_named(self, name: str) -> NodeBroker | KafkaBroker:
         """A broker of the cluster. Raises UnknownBroker."""
         if name == self.name and self._own is not None:
             return self._own
         if (kafka := self.kafka.get(name)) is not None:
             return kafka
         return self.peer(name)
+
+    def _expect_appends(self, broker: str) -> None:
+        if (peer := self._peers.get(broker)) is not None:  # sends that are held go there at once, when it has moved
+            peer.expect_appends()
 
     def _nodes_first(self) -> list[PeerBroker]:
         """The brokers of other nodes, those that are there first."""

@@ -1,5 +1,12 @@
-"""Another node's embedded broker: `Broker` over HTTP, and its appends over a link (peer_link.py); to a process of this
-machine everything over a link. Its server is gateway/surfaces/peer/server.py.
+"""Another node's embedded broker: `Broker` over links (peer_link.py) and HTTP. Its server is
+gateway/surfaces/peer/server.py.
+
+    appends            a link of their own: no other answer stands before theirs
+    AT_ONCE            reads, and what a move asks: a second link
+    the rest           HTTP: what waits for something to happen, and what may be of any size
+    a node of before   HTTP
+    a process of this  one link
+    machine
 
 Batches pass as they are. Appends of many callers that wait go in one request, and one request is under way at a time:
 so their order is that of the calls, and they share the other node's fdatasync. Meanwhile the next one gathers.
@@ -20,9 +27,9 @@ import asyncio
 import logging
 import secrets
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import aiohttp
 
@@ -42,13 +49,21 @@ from gateway.cluster.peer_link import (
     LinkRefused,
     NoLinks,
 )
-from gateway.cluster.peer_wire import Head
+from gateway.cluster.peer_wire import Head, Message
 from store.clock import Clock
 from store.errors import Overloaded, StoreError, StoreStopped, UnknownQueue
 from store.limits import MiB
 from store.types import Acks, Append, Appended, Boundary, Bounds, Buffer, ExportedIds, LightRead, QueueKey, ReadResult
 
 log = logging.getLogger(__name__)
+
+AT_ONCE = frozenset(
+    (
+        "read", "bounds", "offset_for_time", "light_bounds", "read_light", "light_names", "light_ends", "light_news",
+        "create_queue", "seal_queue", "export_ids", "import_ids", "expire_queue",
+    )
+)  # fmt: skip
+"""Operations that wait for nothing but the other node's disk, and whose answers are bounded."""
 
 ANSWER_BYTES_MAX = 64 * MiB
 """Over a link: a read of one entry, as large as entries are, and its head."""
@@ -99,16 +114,18 @@ class PeerBroker:
         self._has_light = False
         self._light_watches = LightWatches(self._look, self.watch)
         self._sending: asyncio.Task[None] | None = None
-        self._watching: set[asyncio.Task[None]] = set()
+        self._running: set[asyncio.Task[None]] = set()
         self._http: aiohttp.ClientSession
 
     def _reach(self, address: str) -> None:
         self._url = address.rstrip("/") + PATH
         self._is_unix = address.startswith("unix:")
         self._link: Link | None = None
+        self._second_link: Link | None = None
         self._no_links_until_s = 0.0
         if not address.startswith("https:"):
             self._link = Link(address, self._secret, bytes_max=ANSWER_BYTES_MAX, stamp=self._stamp)
+            self._second_link = Link(address, self._secret, bytes_max=ANSWER_BYTES_MAX, stamp=self._stamp)
 
     async def __aenter__(self) -> PeerBroker:
         self._http = aiohttp.ClientSession(
@@ -120,7 +137,7 @@ class PeerBroker:
 
     async def __aexit__(self, *_: object) -> None:
         self._light_watches.close()
-        tasks = [*self._watching, *([self._sending] if self._sending is not None else ())]
+        tasks = [*self._running, *([self._sending] if self._sending is not None else ())]
         for task in tasks:
             task.cancel()
         if tasks:
@@ -128,9 +145,13 @@ class PeerBroker:
         for call in self._waiting:
             _settle(call, BrokerUnreachable(f"broker {self._name} is left"))
         self._waiting.clear()
-        if self._link is not None:
-            self._link.close()
+        self._close_links()
         await self._http.close()
+
+    def _close_links(self) -> None:
+        for link in (self._link, self._second_link):
+            if link is not None:
+                link.close()
 
     @property
     def name(self) -> str:
@@ -145,8 +166,7 @@ class PeerBroker:
     def reach_at(self, address: str) -> None:
         """The node has been started again, and is at another address of the same kind (TCP)."""
         if not self._is_unix and address.rstrip("/") + PATH != self._url:
-            if self._link is not None:
-                self._link.close()
+            self._close_links()
             self._reach(address)
 
     async def look_at_topic(self, name: str) -> None:
@@ -174,10 +194,10 @@ class PeerBroker:
         self, operation: str, head: Head, batches: Sequence[Buffer] = (), *, wait_ms: int = 0
     ) -> tuple[Head, memoryview]:
         """The answer. Raises what the other node raises, BrokerUnreachable, AnswerLost."""
-        body = peer_wire.pack(head, batches)
+        message = peer_wire.pack(head, batches)
         timeout_s = CALL_TIMEOUT_S + wait_ms / 1000
         try:
-            answer = await self._answer(operation, body, timeout_s)
+            answer = await self._answer(operation, message, timeout_s)
         except BrokerUnreachable as error:
             raise BrokerUnreachable(str(error), self._away_s()) from error
         except AnswerLost:
@@ -199,18 +219,28 @@ class PeerBroker:
             self._away_since_s = now_s
         return now_s - self._away_since_s
 
-    async def _answer(self, operation: str, body: bytes, timeout_s: float) -> bytes:
-        link, now_s = self._link, asyncio.get_running_loop().time()
-        if link is not None and (self._is_unix or (operation == "append" and now_s >= self._no_links_until_s)):
+    async def _answer(self, operation: str, message: Message, timeout_s: float) -> bytes:
+        now_s = asyncio.get_running_loop().time()
+        if (link := self._link_for(operation, now_s)) is not None:
             try:
-                return await link.ask(operation, body, timeout_s)
+                return await link.ask(operation, message, timeout_s)
             except NoLinks:
                 self._no_links_until_s = now_s + NO_LINKS_S
             except LinkRefused as error:
                 raise BrokerUnreachable(f"broker {self._name}: {error}") from error
             except LinkLost as error:
                 raise AnswerLost(f"broker {self._name}: {error}") from error
-        return await self._posted(operation, body, timeout_s)
+        return await self._posted(operation, b"".join(message), timeout_s)
+
+    def _link_for(self, operation: str, now_s: float) -> Link | None:
+        """None: it is asked by HTTP."""
+        if self._is_unix:
+            return self._link
+        if now_s < self._no_links_until_s:
+            return None
+        if operation == "append":
+            return self._link
+        return self._second_link if operation in AT_ONCE else None
 
     def _stamp(self) -> Stamp:
         self._number += 1
@@ -259,6 +289,11 @@ class PeerBroker:
             raise BrokerUnreachable(str(error), away_s) from error
 
     # ---- appends ---------------------------------------------------------------------------------------------------
+
+    def expect_appends(self) -> None:
+        """A partition is about to come to the other node: have the link over which sends to it go."""
+        if (link := self._link_for("append", asyncio.get_running_loop().time())) is not None:
+            self._beside(link.make(), "link")
 
     async def append(self, appends: Sequence[Append], *, acks: Acks) -> list[Appended]:
         """See `Broker.append`."""
@@ -362,14 +397,18 @@ class PeerBroker:
 
     def watch(self, topic_id: int, wake: Callable[[Mapping[QueueKey, int]], None]) -> Callable[[], None]:
         """See `Broker.watch`. At first, and after the other node could not be reached, all queues are told."""
-        task = asyncio.create_task(self._watch(topic_id, wake), name=f"watch of {self._name}")
-        self._watching.add(task)
-        task.add_done_callback(self._watching.discard)
+        task = self._beside(self._watch(topic_id, wake), "watch")
 
         def call_off() -> None:
             task.cancel()
 
         return call_off
+
+    def _beside(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name=f"{name} of {self._name}")
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return task
 
     async def _watch(self, topic_id: int, wake: Callable[[Mapping[QueueKey, int]], None]) -> None:
         token, number = "", 0
@@ -435,8 +474,16 @@ class PeerBroker:
     async def export_ids(self, queue: QueueKey, *, into: QueueKey, shift: int, since: int) -> ExportedIds:
         """See `Broker.export_ids`."""
         head = {"queue": queue, "into": into, "shift": shift, "since": since}
-        answered, rest = await self._look("export_ids", head)
-        return ExportedIds(bytes(rest), int(answered["next"]), bool(answered["last"]))
+        return _exported(*await self._look("export_ids", head))
+
+    async def leave_queue(self, queue: QueueKey, *, into: QueueKey, shift: int, since: int) -> tuple[int, ExportedIds]:
+        """See `NodeBroker.leave_queue`. A node of before only seals, and is asked for the ids then."""
+        head = {"queue": queue, "into": into, "shift": shift, "since": since}
+        answered, rest = await self._look("seal_queue", head)
+        end = int(answered["end"])
+        if "next" in answered:
+            return end, _exported(answered, rest)
+        return end, await self.export_ids(queue, into=into, shift=shift, since=since)
 
     async def import_ids(self, content: bytes) -> None:
         """See `Broker.import_ids`."""
@@ -445,6 +492,10 @@ class PeerBroker:
     async def expire_queue(self, queue: QueueKey, before_offset: int) -> None:
         """See `Broker.expire_queue`."""
         await self._look("expire_queue", {"queue": queue, "before": before_offset})
+
+
+def _exported(head: Head, rest: memoryview) -> ExportedIds:
+    return ExportedIds(bytes(rest), int(head["next"]), bool(head["last"]))
 
 
 def _settle(call: _Call, error: StoreError) -> None:

@@ -21,9 +21,12 @@ from __future__ import annotations
 
 import hmac
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from store.types import Buffer
+
+if TYPE_CHECKING:  # loaded where it is needed: it takes a tenth of a server's start
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 SECRET_BYTES_MIN = 16
 """Of the file that holds the secret; 32 random ones are right."""
@@ -36,7 +39,9 @@ SENDERS_MAX = 1_000
 """Processes whose numbers are remembered: a node that was started again is another one."""
 
 CODE_BYTES = 32
+GMAC_BYTES = 16
 NONCE_BYTES = 16
+NONCE_OF_FRAME_BYTES = 12
 
 
 class NotAuthentic(Exception):
@@ -140,31 +145,36 @@ def check_code(expected: str, given: str) -> None:
         raise NotAuthentic("the code is of another secret, or of something else that was said")
 
 
-FRAME_CODES = ("blake2b", "sha256")
-"""How codes of frames are made: keyed BLAKE2b, or HMAC of SHA-256, which takes half of the time where the processor has
-instructions for it, and more than twice as much where not."""
+FRAME_CODES = ("blake2b", "gmac")
+"""How codes of frames are made: keyed BLAKE2b, or GMAC (AES-GCM that encrypts nothing), which takes a tenth of the time
+where the processor has instructions for it."""
 
 
 class FrameCodes:
-    """The codes of the frames of one connection in one direction, in their order. `kind`: one of FRAME_CODES."""
+    """The codes of the frames of one connection in one direction, in their order. `kind`: one of FRAME_CODES. No other
+    connection or direction has its key, so the number of a frame is a nonce."""
 
     def __init__(self, key: bytes, kind: str) -> None:
         self._key = key
-        self._is_blake2b = kind == "blake2b"
+        self._gcm: AESGCM | None = None
+        if kind == "gmac":
+            from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+            self._gcm = AESGCM(key)
+        self.size = CODE_BYTES if self._gcm is None else GMAC_BYTES
+        """Bytes of a code."""
+
         self._count = 0
 
-    def next(self, *parts: Buffer) -> bytes:
-        """The code of the next frame, of its parts."""
-        count = self._count.to_bytes(8, "big")
+    def next(self, part: Buffer) -> bytes:
+        """The code of the next frame."""
+        count = self._count.to_bytes(NONCE_OF_FRAME_BYTES, "big")
         self._count += 1
-        code: Any
-        if self._is_blake2b:
-            code = blake2b(count, key=self._key, digest_size=CODE_BYTES)
-        else:
-            code = hmac.new(self._key, count, "sha256")
-        for part in parts:
-            code.update(part)
-        return bytes(code.digest())
+        if self._gcm is not None:
+            return self._gcm.encrypt(count, b"", part)
+        code = blake2b(count, key=self._key, digest_size=CODE_BYTES)
+        code.update(part)
+        return code.digest()
 
     def check(self, part: Buffer, given: bytes) -> None:
         """Raises NotAuthentic unless that is the code of the next frame."""

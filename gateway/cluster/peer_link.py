@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from time import perf_counter
 from typing import cast
@@ -29,7 +30,7 @@ from gateway.cluster.peer_auth import (
     Stamp,
     check_code,
 )
-from gateway.cluster.peer_wire import Frames, frame
+from gateway.cluster.peer_wire import Frames, Message, frame
 from store.limits import KiB, MiB
 
 HELLO = "hello"
@@ -94,46 +95,71 @@ class Link:
         self._secret = secret
         self._stamp = stamp
         self._bytes_max = bytes_max
-        self._making = asyncio.Lock()
+        self._making: asyncio.Task[_Connection] | None = None
         self._connection: _Connection | None = None
 
-    async def ask(self, operation: str, message: bytes, timeout_s: float) -> bytes:
+    async def ask(self, operation: str, message: Message, timeout_s: float) -> bytes:
         """The message that answers. Raises LinkRefused, LinkLost."""
         connection = self._connection
         if connection is None or not connection.is_usable(self._secret.current):
             connection = await self._connected()
+        asked_s = asyncio.get_running_loop().time()
         try:
             async with asyncio.timeout(timeout_s):
                 return await connection.ask(operation, message)
         except TimeoutError as error:
-            connection.end()  # whoever is asked next is not to wait behind this
+            if connection.heard_s < asked_s:  # no other answer either: whoever asks next is not to wait behind this
+                connection.end()
             raise LinkLost(f"no answer within {timeout_s:.0f} s") from error
 
+    async def make(self) -> None:
+        """Have a connection, if there can be one, before it is needed."""
+        with suppress(LinkRefused):
+            await self._connected()
+
     async def _connected(self) -> _Connection:
-        async with self._making:
-            secret = self._secret.current
-            if (connection := self._connection) is not None:
-                if connection.is_usable(secret):
-                    return connection
-                connection.end()
-            connection = _Connection(self._bytes_max, secret)
-            try:
-                async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                    await self._make(connection, secret)
-            except (OSError, TimeoutError, NotAuthentic) as error:
-                connection.end()
-                if isinstance(error, LinkRefused):
-                    raise
-                raise LinkRefused(f"{self._address}: {type(error).__name__} {error}") from error
-            self._connection = connection
-            return connection
+        """Whoever needs a connection while one is being made has the outcome of that."""
+        if self._making is None:
+            self._making = asyncio.create_task(self._made(), name="link")
+            self._making.add_done_callback(self._has_made)
+        making = self._making
+        try:
+            return await asyncio.shield(making)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if making.cancelled() and (task is None or not task.cancelling()):
+                raise LinkRefused(f"{self._address} is left") from None
+            raise
+
+    def _has_made(self, making: asyncio.Task[_Connection]) -> None:
+        self._making = None
+        if not making.cancelled():
+            making.exception()  # seen, also when nobody waits any more
+
+    async def _made(self) -> _Connection:
+        secret = self._secret.current
+        if (connection := self._connection) is not None:
+            if connection.is_usable(secret):
+                return connection
+            connection.end()
+        connection = _Connection(self._bytes_max, secret)
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                await self._make(connection, secret)
+        except BaseException as error:
+            connection.end()
+            if isinstance(error, LinkRefused) or not isinstance(error, (OSError, TimeoutError, NotAuthentic)):
+                raise
+            raise LinkRefused(f"{self._address}: {type(error).__name__} {error}") from error
+        self._connection = connection
+        return connection
 
     async def _make(self, connection: _Connection, secret: Secret) -> None:
         loop = asyncio.get_running_loop()
         if self._address.startswith("unix:"):
             await loop.create_unix_connection(lambda: connection, self._address.removeprefix("unix:"))
             connection.begin(None)
-            connection.send(0, HELLO, self._secret.proof())
+            connection.send(0, HELLO, (self._secret.proof(),))
             return
         at = urlsplit(self._address)
         await loop.create_connection(lambda: connection, at.hostname or "", at.port or 80)
@@ -156,6 +182,8 @@ class Link:
 
     def close(self) -> None:
         """End it, and what waits for answers."""
+        if self._making is not None:
+            self._making.cancel()
         if self._connection is not None:
             self._connection.end()
 
@@ -172,7 +200,7 @@ class _Connection(asyncio.Protocol):
         self._head = b""
         self._codes: FrameCodes | None = None
         self._number = 0
-        self._used_s = asyncio.get_running_loop().time()
+        self._used_s = self.heard_s = asyncio.get_running_loop().time()
         self._waiting: dict[int, asyncio.Future[bytes]] = {}
 
     def begin(self, codes: tuple[FrameCodes, FrameCodes] | None) -> None:
@@ -183,8 +211,10 @@ class _Connection(asyncio.Protocol):
     def is_usable(self, secret: Secret) -> bool:
         """Whether it is there; to another node, also whether it was used of late, and made with the secret that is sent
         with now."""
-        if self.transport is None or self._codes is None:
-            return self.transport is not None
+        if self.transport is None or self.transport.is_closing():
+            return False
+        if self._codes is None:
+            return True
         is_fresh = asyncio.get_running_loop().time() - self._used_s < IDLE_S
         return is_fresh and self._secret.is_same(secret)
 
@@ -192,11 +222,11 @@ class _Connection(asyncio.Protocol):
         if self.transport is not None:
             self.transport.abort()
 
-    def send(self, number: int, operation: str, message: bytes) -> None:
+    def send(self, number: int, operation: str, message: Message) -> None:
         assert self.transport is not None
         self.transport.writelines(frame(number, operation, message, self._codes))
 
-    async def ask(self, operation: str, message: bytes) -> bytes:
+    async def ask(self, operation: str, message: Message) -> bytes:
         if self.transport is None or self.transport.is_closing():
             raise LinkRefused("the connection has ended")
         self._used_s = asyncio.get_running_loop().time()
@@ -213,6 +243,7 @@ class _Connection(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
+        self.heard_s = asyncio.get_running_loop().time()
         if self._frames is None:
             self._begun(data)
             return

@@ -15,7 +15,7 @@ answer has the number of its request, and no name. Over TCP each frame ends with
     0         4         8         9
     +---------+---------+---------+------------------+-------------+-----------+
     |length of all behind it      |the operation's   |message      |code       |
-    |u32      |number   |length u8|name, ASCII       |             |32, or none|
+    |u32      |number   |length u8|name, ASCII       |             |or none    |
     +---------+---------+---------+------------------+-------------+-----------+
 """
 
@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from gateway.brokers.base import AnswerLost
-from gateway.cluster.peer_auth import CODE_BYTES, FrameCodes
+from gateway.cluster.peer_auth import FrameCodes
 from store import errors as store_errors
 from store.errors import AlreadyStored, BrokerRefuses, Corrupt, MalformedBatch, OffsetMoved, StoreError, TooManyIds
 from store.light_names import LightNames
@@ -59,6 +59,8 @@ _LENGTH = struct.Struct(">I")
 _FRAME = struct.Struct(">IIB")
 _BEHIND_LENGTH = _FRAME.size - _LENGTH.size
 Head = dict[str, Any]
+Message = Sequence[Buffer]
+"""A message in parts, as it is sent."""
 
 
 class Frame(NamedTuple):
@@ -69,12 +71,15 @@ class Frame(NamedTuple):
     message: bytes
 
 
-def frame(number: int, operation: str, message: bytes, codes: FrameCodes | None = None) -> Sequence[bytes]:
+def frame(number: int, operation: str, message: Message, codes: FrameCodes | None = None) -> Sequence[Buffer]:
     """The bytes of a frame, in parts; with a code, if those of the connection are given."""
     name = operation.encode()
-    code_bytes = 0 if codes is None else CODE_BYTES
-    head = _FRAME.pack(_BEHIND_LENGTH + len(name) + len(message) + code_bytes, number, len(name)) + name
-    return (head, message) if codes is None else (head, message, codes.next(head, message))
+    size = _BEHIND_LENGTH + len(name) + sum(map(len, message)) + (0 if codes is None else codes.size)
+    head = _FRAME.pack(size, number, len(name)) + name
+    if codes is None:
+        return (head, *message)
+    whole = b"".join((head, *message))
+    return (whole, codes.next(whole))
 
 
 class Frames:
@@ -84,7 +89,7 @@ class Frames:
     def __init__(self, bytes_max: int, codes: FrameCodes | None = None) -> None:
         self._bytes_max = bytes_max
         self._codes = codes
-        self._behind_message = 0 if codes is None else CODE_BYTES
+        self._behind_message = 0 if codes is None else codes.size
         self._held = bytearray()
 
     def feed(self, data: bytes) -> list[Frame]:
@@ -111,10 +116,10 @@ class Frames:
         return found
 
 
-def pack(head: Head, batches: Sequence[Buffer] = ()) -> bytes:
+def pack(head: Head, batches: Sequence[Buffer] = ()) -> Message:
     """One message."""
     encoded = orjson.dumps(head, default=_plain)
-    return b"".join([_LENGTH.pack(len(encoded)), encoded, *batches])
+    return (_LENGTH.pack(len(encoded)) + encoded, *batches)
 
 
 def _plain(value: object) -> list[object]:
@@ -143,9 +148,13 @@ class Batches:
 
     def take(self, size: int) -> bytes:
         """Raises ValueError when there is not so much."""
+        return bytes(self.view(size))
+
+    def view(self, size: int) -> memoryview:
+        """As `take`, without a copy: the whole message stays in memory as long as this does."""
         if not 0 <= size <= len(self._rest):
             raise ValueError("a message that is cut off")
-        batch, self._rest = bytes(self._rest[:size]), self._rest[size:]
+        batch, self._rest = self._rest[:size], self._rest[size:]
         return batch
 
 
@@ -196,7 +205,7 @@ def append_of(head: Head, batches: Batches) -> Append:
         )
     return Append(
         queue=QueueKey(*head["queue"]),
-        batch=batches.take(head["size"]),
+        batch=batches.view(head["size"]),
         record_count=head["count"],
         json_values=head.get("json", False),
         tag_hashes=head.get("tags", ()),
@@ -217,7 +226,7 @@ def appended_of(fields: Sequence[int]) -> Appended:
 # ---- reads ---------------------------------------------------------------------------------------------------------
 
 
-def read_message(result: ReadResult) -> bytes:
+def read_message(result: ReadResult) -> Message:
     """The message of what a read found: all of one queue."""
     head: Head = {
         "status": result.status.value,
@@ -228,7 +237,7 @@ def read_message(result: ReadResult) -> bytes:
     return _with_entries(head, result.entries)
 
 
-def _with_entries(head: Head, entries: Sequence[Entry]) -> bytes:
+def _with_entries(head: Head, entries: Sequence[Entry]) -> Message:
     """A message with entries of one queue. What made them recognisable as repeats, and delays, stay behind. An entry is
     a row, as a read may find hundreds of small ones; the names of light queues are behind all batches."""
     light = {number: entry.light.block for number, entry in enumerate(entries) if entry.light is not None}
@@ -255,7 +264,7 @@ def read_result(head: Head, rest: memoryview) -> ReadResult:
     return ReadResult(ReadStatus(head["status"]), entries, head["min"], head["max"], head["next"])
 
 
-def light_message(read: LightRead) -> bytes:
+def light_message(read: LightRead) -> Message:
     """The message of records of a light queue."""
     entries = {record.entry.position: record.entry for record in read.records}
     numbers = {position: number for number, position in enumerate(entries)}

@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 
-from gateway.brokers.base import Broker
+from gateway.brokers.base import NodeBroker
 from gateway.brokers.kafka.attached import AttachedBroker
 from gateway.brokers.kafka.attached_links import SharedLinks
 from gateway.brokers.kafka.beside import Beside
@@ -26,6 +26,7 @@ from gateway.cluster.members import CannotJoin, Member, check_node_name, join
 from gateway.cluster.metadata import Metadata, Unavailable
 from gateway.cluster.node import ClusterNode
 from gateway.cluster.peer_auth import Secret
+from gateway.cluster.peer_link import fastest_codes
 from gateway.cluster.shard_log import SHARD_TOPICS
 from gateway.cluster.topics import TopicsInMemory
 from gateway.groups.coordinator.service import Coordinator
@@ -94,6 +95,7 @@ async def _metadata_in(
     own store. When that cannot be written any more, `stopping` is set, and leaving the block raises."""
     if config.cluster.etcd:
         secret, etcd = checked(config.cluster)
+        await asyncio.to_thread(fastest_codes)  # for the first link; it loads what takes a tenth of a second
         async with EtcdMetadata(etcd) as shared, kept_fresh(config.cluster, secret, shared, etcd):
             yield shared, secret
         return
@@ -238,11 +240,12 @@ async def clustered(
 
 @asynccontextmanager
 async def following(
-    config: GatewayConfig, routes: RouteTable, clock: Clock, *, name: str, broker: Broker | None, cluster: str
+    config: GatewayConfig, routes: RouteTable, clock: Clock, *, name: str, broker: NodeBroker | None, cluster: str
 ) -> AsyncIterator[ClusterNode]:
     """What a gateway without a store knows of its cluster while the block runs: nothing yet. `name` and `broker`: of
     the node whose worker it is. `cluster`: its id; empty: set it before `begin`. Raises ConfigError."""
     secret, etcd = checked(config.cluster)
+    await asyncio.to_thread(fastest_codes)
     async with EtcdMetadata(etcd) as metadata, kept_fresh(config.cluster, secret, metadata, etcd):
         kept = TopicsInMemory(config.store)
         node = ClusterNode(name, metadata, broker, secret, kept, routes, clock, on_topics=lambda: None)

@@ -242,7 +242,7 @@ class MoveCollector:
         yield moves
         yield GaugeMetricFamily("mq_moves_running", "Moves that this node makes now.", value=self._node.own_move_count)
         pauses = HistogramMetricFamily(
-            "mq_move_pause_seconds", "Time in which a partition took no records, as it moved: from intent to commit."
+            "mq_move_pause_seconds", "Time in which a partition took no records, as it moved: from seal to commit."
         )
         buckets = histogram_buckets([bound / 1000 for bound in PAUSE_BOUNDS_MS], stats.pause_counts)
         pauses.add_metric((), buckets, stats.pause_sum_ms / 1000)

@@ -31,7 +31,7 @@ from typing import Any
 from aiohttp import web
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from gateway.brokers.base import Broker
+from gateway.brokers.base import NodeBroker
 from gateway.cluster.peer_auth import Secret
 from gateway.cluster.peer_wire import Head
 from gateway.cluster.topics import TopicRecord, encode_topic
@@ -166,7 +166,7 @@ class Workers:
     async def serving(
         self,
         application: web.Application,
-        broker: Broker,
+        broker: NodeBroker,
         store: Store,
         tasks: asyncio.TaskGroup,
         *,

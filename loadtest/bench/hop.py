@@ -27,13 +27,13 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import orjson
 import uvloop
 from aiohttp import web
 
-from gateway.brokers.base import Broker
+from gateway.brokers.base import Broker, NodeBroker
 from gateway.brokers.local import LocalBroker
 from gateway.cluster.etcd import EtcdConfig, EtcdMetadata
 from gateway.cluster.memory import MemoryMetadata
@@ -50,7 +50,7 @@ from store import Store, record_batch
 from store.clock import SystemClock
 from store.config import StoreConfig
 from store.record_batch import Record
-from store.types import Acks, Append, Appended, Identity, QueueKey
+from store.types import Acks, Append, Appended, ExportedIds, Identity, QueueKey
 
 VALUE = b"x" * 100
 ROUNDS = 12
@@ -212,19 +212,19 @@ async def _send_with_ids(broker: Broker, queue: QueueKey, count: int) -> None:
 class _Watched:
     """A broker of which it is noted when a queue was sealed."""
 
-    def __init__(self, broker: Broker) -> None:
+    def __init__(self, broker: NodeBroker) -> None:
         self._broker = broker
         self.sealed_s = 0.0
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._broker, name)
 
-    async def seal_queue(self, queue: QueueKey) -> int:
+    async def leave_queue(self, queue: QueueKey, **telling: Any) -> tuple[int, ExportedIds]:
         self.sealed_s = time.perf_counter()
-        return await self._broker.seal_queue(queue)
+        return await self._broker.leave_queue(queue, **telling)
 
 
-async def _move(topic_id: int, ids: int, own: Broker, far: Broker, clock: SystemClock, moves: int) -> Moved:
+async def _move(topic_id: int, ids: int, own: NodeBroker, far: NodeBroker, clock: SystemClock, moves: int) -> Moved:
     watched = {"n1": _Watched(own), "n2": _Watched(far)}
     mover = Mover(MemoryMetadata(), watched.__getitem__, clock, home=lambda *_: "n1")  # type: ignore[arg-type]
     pauses, costs = [], []

@@ -6,7 +6,9 @@ time is that of the process and of kernel threads beside it: on shared machines 
 work's line has the means of the rounds' ratios (this / other, of their logarithms, so that 2 and 1/2 are equally far
 from 1) and their confidence intervals of 95 %.
 
-The other checkout is run with this one's Python and packages. Nothing is written into it.
+The other checkout is run with this one's Python and packages. Nothing is written into it. With `--node` this checkout's
+server is the only node of a cluster, with an etcd of its own: against this checkout (`.`) that is what being a node
+costs a server that is alone.
 """
 
 from __future__ import annotations
@@ -26,6 +28,7 @@ import orjson
 import uvloop
 
 from loadtest.bench.groups_wire import make_topics, over_http, over_websocket
+from loadtest.bench.nodes import etcd_running, node_running
 from loadtest.bench.payloads import BATCH_TYPE, JSON_TYPE, RECORDS_PER_BATCH, json_body, raw_batch
 from loadtest.bench.push_work import Subscribing, fill, one_subscriber
 from loadtest.bench.request import LoadClient, Request, RunFailed
@@ -260,6 +263,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--seconds", type=float, default=RUN_S, help="of a run of those workloads that are timed")
     parser.add_argument("--only", default="", help="parts of the names of workloads, with '; ' between them")
+    parser.add_argument("--node", action="store_true", help="this checkout's server is a node of a cluster")
     parser.add_argument("--dir", type=Path, help="where the servers' data lies; on a disk, not in memory")
     options = parser.parse_args()
     client = WrkClient.find()
@@ -271,7 +275,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="mq-trees-", dir=options.dir) as directory, ExitStack() as stack:
         trees = []
         for name, tree in (("this", Path.cwd()), ("other", options.other)):
-            running = stack.enter_context(running_server(Path(directory) / name, tree=tree.absolute()))
+            if options.node and name == "this":
+                etcd = etcd_running(stack, Path(directory))
+                running = node_running(stack, Path(directory), name, etcd.url)
+            else:
+                running = stack.enter_context(running_server(Path(directory) / name, tree=tree.absolute()))
             trees.append(Tree(name, running))
         print(
             "| work | this, CPU s per million records | other | this / other | this, records/s | other | this / other |"

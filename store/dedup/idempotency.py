@@ -218,9 +218,11 @@ class Idempotency(KnownSends):
         """Of the entries of `__moved_ids` that say what is known of the partition from earlier moves, in order."""
         return self._moved.positions(leaving.partition, leaving.since)
 
-    def leaving_producers(self, leaving: Leaving) -> Table:
-        """The numbers of its producers, for the store that it goes to. Its queue is sealed."""
-        return self._producers.leaving(leaving.queue, into=leaving.into, shift=leaving.shift)
+    def leaving_producers(self, leaving: Leaving, until: int) -> Table:
+        """The numbers of its producers before a position, for the store that it goes to."""
+        return self._producers.leaving(
+            leaving.queue, into=leaving.into, shift=leaving.shift, since=leaving.producers_since, until=until
+        )
 
     # ---- saving --------------------------------------------------------------------------------------------------
 

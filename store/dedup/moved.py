@@ -37,13 +37,16 @@ from typing import NamedTuple
 
 from store.dedup.ids import DELAY, Columns, DedupIndex, Row, packed_queue, rows_of, unpacked_queue
 from store.dedup.journal import decode_blocks, encode_block
-from store.dedup.producers import Table, decode_table, encode_table
+from store.dedup.producers import Sent, Table, decode_table, encode_table
 from store.limits import MiB
 from store.topics import TIMER_QUEUE, partition_of
-from store.types import ID_BYTES, Append, Original, QueueKey
+from store.types import ID_BYTES, OFFSET_MAX, Append, Original, QueueKey
 
 PART_BYTES_MAX = 1 * MiB
 """About how large a part is. One row more than fits makes it larger: a row is never in two."""
+
+PRODUCERS_PER_PART = 500
+"""Some 90 KiB, and some milliseconds at either end."""
 
 _LENGTH = struct.Struct(">I")
 _ROW_BYTES = 128
@@ -64,7 +67,8 @@ class Part(NamedTuple):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaving:
     """What is asked of a store that a partition leaves: of its queue there, what lies at positions from `since` on, for
-    queue `into` of the store that it goes to. `shift` added makes the queue's offsets the partition's."""
+    queue `into` of the store that it goes to. `shift` added makes the queue's offsets the partition's. A store that
+    goes on with its own partition knows all ids, and not the numbers of producers for `into`: `since` is OFFSET_MAX."""
 
     queue: QueueKey
     into: QueueKey
@@ -75,6 +79,11 @@ class Leaving:
     def partition(self) -> QueueKey:
         """Topic id and number."""
         return partition_of(self.queue)
+
+    @property
+    def producers_since(self) -> int:
+        """From which position on producers are told."""
+        return 0 if self.since == OFFSET_MAX else self.since
 
 
 def encode_part(rows: Sequence[Row], producers: Table) -> bytes:
@@ -214,6 +223,21 @@ def first_part(found: Iterable[tuple[int, Sequence[Row]]], *, bytes_max: int) ->
             return rows, position
         rows += own
     return rows, None
+
+
+def first_producers(table: Table, *, before: int | None) -> tuple[Table, int | None]:
+    """Those of a table whose newest batch lies before a position (None: all), for one part; where the part behind it
+    begins: at that position, when they are all in this one. Those of one position are never in two parts."""
+    told = [item for item in table.items() if before is None or _newest_position(item) < before]
+    told.sort(key=_newest_position)
+    count = PRODUCERS_PER_PART
+    while 0 < count < len(told) and _newest_position(told[count]) == _newest_position(told[count - 1]):
+        count += 1
+    return dict(told[:count]), before if count >= len(told) else _newest_position(told[count])
+
+
+def _newest_position(item: tuple[object, Sequence[Sent]]) -> int:
+    return item[1][-1].position
 
 
 def _keys_of(rows: Columns) -> Sequence[_Key]:

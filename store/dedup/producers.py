@@ -37,7 +37,7 @@ from typing import NamedTuple
 
 from store.errors import ProducerFenced, SequenceGap, SequenceGone, TooManyIds
 from store.topics import partition_of
-from store.types import Original, ProducerSequence, QueueKey, RecordNumbers
+from store.types import OFFSET_MAX, Original, ProducerSequence, QueueKey, RecordNumbers
 
 SEQUENCES_KEPT = 5
 """Batches of one producer and queue that are remembered with their offsets."""
@@ -193,17 +193,19 @@ class ProducerTable:
         """What is durable of the table now; later changes do not reach it."""
         return {key: sent for key, sent in self._sent.items() if sent} if self._recent else dict(self._sent)
 
-    def leaving(self, queue: QueueKey, *, into: QueueKey, shift: int) -> Table:
-        """The batches of a queue that is sealed, for the queue in which its partition goes on. `shift`: what makes its
-        offsets the partition's."""
-        return {
-            (producer_id, into): tuple(
-                one if one.base_offset < 0 else one._replace(base_offset=~(one.base_offset + shift))
-                for one in self._all((producer_id, own))
-            )
-            for producer_id, own in self._sent
-            if own == queue
-        }
+    def leaving(self, queue: QueueKey, *, into: QueueKey, shift: int, since: int = 0, until: int = OFFSET_MAX) -> Table:
+        """The batches of a queue before a position, for the queue in which its partition goes on: of the producers
+        whose newest one lies at a position from `since` on. `shift`: what makes its offsets the partition's."""
+        found: Table = {}
+        for producer_id, own in self._sent:
+            if own == queue:
+                sent = [one for one in self._all((producer_id, own)) if one.position < until]
+                if sent and sent[-1].position >= since:
+                    found[producer_id, into] = tuple(
+                        one if one.base_offset < 0 else one._replace(base_offset=~(one.base_offset + shift))
+                        for one in sent
+                    )
+        return found
 
     def restore(self, table: Table) -> None:
         """Replace the table by one that is durable."""

@@ -209,7 +209,7 @@ class Writer:
             if bytes_ > self._entry_bytes_max:
                 raise RecordTooLarge(f"an entry of {bytes_} bytes; this store takes {self._entry_bytes_max}")
             if append.expected_offset is not None:
-                next_offset = self._next_offset(append.queue)
+                next_offset = self.next_offset(append.queue)
                 if next_offset != append.expected_offset:
                     raise OffsetMoved(append.expected_offset, next_offset)
             if append.light is not None:
@@ -232,13 +232,13 @@ class Writer:
         self._work.set()
         return done
 
-    def _next_offset(self, queue: QueueKey) -> int:
+    def next_offset(self, queue: QueueKey) -> int:
         """The offset that the next record gets, what is under way included."""
         next_offset = self._next_offsets.get(queue)
         return self._published_offset_of(queue) if next_offset is None else next_offset
 
     def _take_offsets(self, append: Append) -> int:
-        base_offset = self._next_offset(append.queue)
+        base_offset = self.next_offset(append.queue)
         self._next_offsets[append.queue] = base_offset + append.record_count
         return base_offset
 

@@ -8,7 +8,7 @@ from store.errors import DiskFull
 from store.limits import KiB
 from store.store import Store
 from store.topics import OFFSETS_QUEUE
-from store.types import QueueKey
+from store.types import Acks, QueueKey
 from tests.simdisk import SimDisk
 from tests.store.kit import append_of, open_store, with_settings
 
@@ -49,4 +49,18 @@ async def test_the_server_notes_what_it_has_to_below_the_disk_floor() -> None:
             await store.append([append_of(queue, [b"x" * 1000])])
     await store.delete_topic("t")
     assert disk.free_bytes(store.config.root) < 100 * KiB
+    await store.close()
+
+
+async def test_a_queue_is_sealed_on_a_full_disk_where_what_was_stored_of_it_ends() -> None:
+    """Sends that wait are refused when it is their turn, and the offsets that they had are no part of it."""
+    disk = SimDisk(capacity_bytes=500 * KiB)
+    store, queue = await _filled(disk, 100 * KiB)
+    end = store.bounds(queue).max_offset
+    waiting = [store.begin_append([append_of(queue, [b"x" * 1000])], acks=Acks.FLUSHED) for _ in range(3)]
+    assert await store.seal_queue(queue) == end
+    for each in waiting:
+        with pytest.raises(DiskFull):
+            await each
+    assert store.bounds(queue).max_offset == end
     await store.close()

@@ -87,6 +87,24 @@ async def test_what_was_accepted_before_the_seal_is_stored_and_nothing_behind_it
     await store.close()
 
 
+async def test_sealing_takes_one_fdatasync_and_telling_what_is_remembered_then_none() -> None:
+    disk = SimDisk()
+    store = await made(disk)
+    append = append_of(FIRST, [b"x"])
+    append.identity = Identity(message_ids=[b"i" * 16])
+    await store.append([append], acks=Acks.WRITTEN)
+    syncs = store.stats.sync_count
+    assert await store.seal_queue(FIRST) == 1
+    assert store.stats.sync_count == syncs + 1
+    assert (await store.export_ids(FIRST, into=FURTHER, shift=0, since=0)).content
+    assert store.stats.sync_count == syncs + 1
+    await abandon()
+    async with opened(disk.crash(random.Random(1))) as after:
+        assert await after.seal_queue(FIRST) == 1
+        assert await read_values(after, FIRST) == [0], "durable with the seal"
+        assert (await after.export_ids(FIRST, into=FURTHER, shift=0, since=0)).content
+
+
 async def test_a_seal_whose_caller_is_cancelled_is_made_whole() -> None:
     async with opened(SimDisk()) as store:
         await store.create_topic("orders", 1)

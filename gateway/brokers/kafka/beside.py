@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from gateway.brokers.base import Broker, BrokerUnreachable, all_stored
+from gateway.brokers.base import Broker, BrokerUnreachable, NodeBroker, all_stored
 from gateway.brokers.kafka.attached import AttachedBroker
 from gateway.brokers.kafka.broker import KafkaBroker
 from store.topics import TIMER_QUEUE
@@ -26,7 +26,7 @@ class Beside:
     """`Broker` over the own one and Kafka clusters. `schedules` takes what is for shards of `__timer`."""
 
     def __init__(
-        self, own: Broker, kafka: Sequence[KafkaBroker | AttachedBroker], schedules: Schedules = no_shards
+        self, own: NodeBroker, kafka: Sequence[KafkaBroker | AttachedBroker], schedules: Schedules = no_shards
     ) -> None:
         self._own = own
         self._kafka = kafka
@@ -113,6 +113,10 @@ class Beside:
     async def export_ids(self, queue: QueueKey, *, into: QueueKey, shift: int, since: int) -> ExportedIds:
         """See `Broker.export_ids`: of the own store."""
         return await self._own.export_ids(queue, into=into, shift=shift, since=since)
+
+    async def leave_queue(self, queue: QueueKey, *, into: QueueKey, shift: int, since: int) -> tuple[int, ExportedIds]:
+        """See `NodeBroker.leave_queue`: of the own store."""
+        return await self._own.leave_queue(queue, into=into, shift=shift, since=since)
 
     async def import_ids(self, content: bytes) -> None:
         """See `Broker.import_ids`: to the own store."""

@@ -9,10 +9,16 @@ from typing import cast
 
 from gateway.cluster import peer_wire
 from gateway.cluster.peer_auth import FrameCodes, NotAuthentic
-from gateway.cluster.peer_wire import Frame, Frames, frame
+from gateway.cluster.peer_wire import Frame, Frames, Message, frame
 from store.errors import StoreError
 
 log = logging.getLogger(__name__)
+
+READS = frozenset(("read", "read_light"))
+READS_AT_ONCE = 8
+"""Reads of one link that are answered at a time, each with up to MESSAGE_BYTES_MAX, or one larger entry. More wait, as
+do all while the other side does not take what it was answered: so their answers are not gathered in memory. What waits
+for the disk has four threads, and what is in memory is answered within its turn."""
 
 
 class LinkConnection(asyncio.Protocol):
@@ -22,7 +28,7 @@ class LinkConnection(asyncio.Protocol):
 
     def __init__(
         self,
-        done: Callable[[str, bytes], Awaitable[bytes]],
+        done: Callable[[str, bytes], Awaitable[Message]],
         bytes_max: int,
         refused: Callable[[str], None],
         *,
@@ -38,6 +44,9 @@ class LinkConnection(asyncio.Protocol):
         self._frames = Frames(bytes_max, None if codes is None else codes[0])
         self._transport: asyncio.Transport | None = None
         self._serving: set[asyncio.Task[None]] = set()
+        self._reading = asyncio.Semaphore(READS_AT_ONCE)
+        self._is_taken = asyncio.Event()  # the other side takes its answers
+        self._is_taken.set()
         self.on_lost: Callable[[Exception | None], None] = lambda error: None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -47,6 +56,7 @@ class LinkConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """What was begun comes to its end: it may be half done."""
         self._transport = None
+        self._is_taken.set()
         self.on_lost(exc)
 
     def end(self) -> None:
@@ -83,6 +93,15 @@ class LinkConnection(asyncio.Protocol):
             self._transport.abort()
 
     async def _serve(self, one: Frame) -> None:
+        if one.operation not in READS:
+            await self._answer(one)
+            return
+        async with self._reading:
+            await self._is_taken.wait()
+            if self._transport is not None:
+                await self._answer(one)
+
+    async def _answer(self, one: Frame) -> None:
         try:
             answer = await self._done(one.operation, one.message)
         except Exception as error:  # the other side would wait for its answer
@@ -93,10 +112,12 @@ class LinkConnection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """The other side does not take its answers: nothing more is read of it."""
+        self._is_taken.clear()
         if self._transport is not None:
             self._transport.pause_reading()
 
     def resume_writing(self) -> None:
         """It does again."""
+        self._is_taken.set()
         if self._transport is not None:
             self._transport.resume_reading()

@@ -9,7 +9,7 @@ from typing import cast
 from gateway.brokers.base import Broker
 from gateway.cluster import peer_wire
 from gateway.cluster.peer_link import MESSAGE_BYTES_MAX
-from gateway.cluster.peer_wire import Batches, Head
+from gateway.cluster.peer_wire import Batches, Head, Message
 from gateway.routing.light import LightQueues
 from store.errors import StoreError
 from store.limits import KiB
@@ -25,14 +25,14 @@ ASKED_A_TURN = 50
 
 def light_operations(
     broker: Broker, queue_of: Callable[[Head], Awaitable[QueueKey]]
-) -> Mapping[str, Callable[[Head, Batches], Awaitable[bytes]]]:
+) -> Mapping[str, Callable[[Head, Batches], Awaitable[Message]]]:
     """By name. `queue_of`: the queue that a request names, when its topic is known."""
     light = cast(LightQueues, broker)
 
-    async def bounds(head: Head, _: Batches) -> bytes:
+    async def bounds(head: Head, _: Batches) -> Message:
         return peer_wire.pack({"bounds": await light.light_bounds(await queue_of(head), head["name"].encode())})
 
-    async def read(head: Head, _: Batches) -> bytes:
+    async def read(head: Head, _: Batches) -> Message:
         found = await light.read_light(
             await queue_of(head),
             head["name"].encode(),
@@ -42,13 +42,13 @@ def light_operations(
         )
         return peer_wire.light_message(found)
 
-    async def names(head: Head, _: Batches) -> bytes:
+    async def names(head: Head, _: Batches) -> Message:
         found = await light.light_names(
             await queue_of(head), head["prefix"].encode(), after=head["after"].encode(), count=head["count"]
         )
         return peer_wire.pack({"names": [name.decode() for name in found]})
 
-    async def ends(head: Head, _: Batches) -> bytes:
+    async def ends(head: Head, _: Batches) -> Message:
         """Whether each light queue has a record at or behind an offset; yes where that cannot be told."""
         more = []
         for number, (queue, name, end) in enumerate(head["asked"], 1):
@@ -61,7 +61,7 @@ def light_operations(
                 await others_turn()
         return peer_wire.pack({"more": more})
 
-    async def news(head: Head, _: Batches) -> bytes:
+    async def news(head: Head, _: Batches) -> Message:
         """The names of the records from an offset on, and where the next answer begins."""
         found = await broker.read(await queue_of(head), head["offset"], max_bytes=NEWS_BYTES)
         named = {name for entry in found.entries if entry.light is not None for name in entry.light.names}

@@ -11,11 +11,11 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from typing import cast
+from typing import Any, cast
 
 from aiohttp import hdrs, web
 
-from gateway.brokers.base import Broker
+from gateway.brokers.base import Broker, NodeBroker
 from gateway.cluster import peer_wire
 from gateway.cluster.peer_auth import NONCE_BYTES, NotAuthentic, Secret, SeenRequests, Stamp, check_code, parse_stamp
 from gateway.cluster.peer_link import (
@@ -27,14 +27,14 @@ from gateway.cluster.peer_link import (
     STAMP_HEADER,
     switching,
 )
-from gateway.cluster.peer_wire import Batches, Head
+from gateway.cluster.peer_wire import Batches, Head, Message
 from gateway.routing.light import LightQueues
 from gateway.surfaces.peer.connection import LinkConnection
 from gateway.surfaces.peer.light import light_operations
 from store.clock import Clock
 from store.errors import StoreError, UnknownQueue
 from store.limits import MiB
-from store.types import Acks, Append, Appended, Boundary, QueueKey
+from store.types import Acks, Append, Appended, Boundary, ExportedIds, QueueKey
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class PeerService:
 
     def __init__(
         self,
-        broker: Broker,
+        broker: NodeBroker,
         secret: Secret,
         clock: Clock,
         *,
@@ -88,7 +88,7 @@ class PeerService:
         self._links: set[LinkConnection] = set()
         self.refused_count = 0
         self._quiet_until_s = 0.0
-        self._operations: dict[str, Callable[[Head, Batches], Awaitable[bytes]]] = {
+        self._operations: dict[str, Callable[[Head, Batches], Awaitable[Message]]] = {
             "append": self._append,
             "schedule": self._schedule,
             "read": self._read,
@@ -131,7 +131,7 @@ class PeerService:
         except NotAuthentic as error:
             self._refused(str(request.remote), error)
             return web.Response(status=401)
-        answer = await self.done(request.match_info["operation"], body)
+        answer = b"".join(await self.done(request.match_info["operation"], body))
         return web.Response(body=answer, headers={CODE_HEADER: secret.answer_code(code, 200, answer)})
 
     async def _asked(self, request: web.Request) -> tuple[Secret, str, bytes]:
@@ -209,7 +209,7 @@ class PeerService:
                 remote, self.refused_count, error,
             )  # fmt: skip
 
-    async def done(self, name: str, body: bytes) -> bytes:
+    async def done(self, name: str, body: bytes) -> Message:
         """The message that answers one of a sender who was found to be of this cluster."""
         try:
             head, rest = peer_wire.unpack(body)
@@ -220,7 +220,7 @@ class PeerService:
             log.error("a node asks for what is not understood operation=%s error=%r", name, error)
             return peer_wire.pack(peer_wire.error_head(peer_wire.malformed(error)))
 
-    async def _append(self, head: Head, batches: Batches) -> bytes:
+    async def _append(self, head: Head, batches: Batches) -> Message:
         """Every call by itself; all are begun, in their order, before any is waited for."""
         calls = [
             (Acks(acks), [peer_wire.append_of(append, batches) for append in appends])
@@ -241,14 +241,14 @@ class PeerService:
         await self._know((queue.topic_id,))
         return queue
 
-    async def _schedule(self, head: Head, batches: Batches) -> bytes:
+    async def _schedule(self, head: Head, batches: Batches) -> Message:
         append = peer_wire.append_of(head["append"], batches)
         if head.get("light", False):
             cast(LightQueues, self._broker).note_light()
         keys = [None if key is None else bytes.fromhex(key) for key in head["keys"]]
         return peer_wire.pack({"appended": await self._broker.schedule(append, acks=Acks(head["acks"]), keys=keys)})
 
-    async def _read(self, head: Head, _: Batches) -> bytes:
+    async def _read(self, head: Head, _: Batches) -> Message:
         tags = head.get("tags")
         return peer_wire.read_message(
             await self._broker.read(
@@ -260,46 +260,48 @@ class PeerService:
             )
         )
 
-    async def _bounds(self, head: Head, _: Batches) -> bytes:
+    async def _bounds(self, head: Head, _: Batches) -> Message:
         queue = await self._queue_of(head)
         return peer_wire.pack({"bounds": await self._broker.bounds(queue)})
 
-    async def _offset_for_time(self, head: Head, _: Batches) -> bytes:
+    async def _offset_for_time(self, head: Head, _: Batches) -> Message:
         queue, boundary = await self._queue_of(head), Boundary(head["boundary"])
         return peer_wire.pack({"offset": await self._broker.offset_for_time(queue, head["time_ms"], boundary)})
 
-    async def _create_queue(self, head: Head, _: Batches) -> bytes:
+    async def _create_queue(self, head: Head, _: Batches) -> Message:
         queue = await self._queue_of(head)
         await self._broker.create_queue(queue)
         return peer_wire.pack({})
 
-    async def _seal_queue(self, head: Head, _: Batches) -> bytes:
-        return peer_wire.pack({"end": await self._broker.seal_queue(QueueKey(*head["queue"]))})
+    async def _seal_queue(self, head: Head, _: Batches) -> Message:
+        queue = QueueKey(*head["queue"])
+        if "into" not in head:  # it is not left: a node of before, or one that reads what was taken over
+            return peer_wire.pack({"end": await self._broker.seal_queue(queue)})
+        end, part = await self._broker.leave_queue(queue, **_telling(head))
+        return _exported(part, {"end": end})
 
-    async def _export_ids(self, head: Head, _: Batches) -> bytes:
-        queue, into = QueueKey(*head["queue"]), QueueKey(*head["into"])
-        part = await self._broker.export_ids(queue, into=into, shift=head["shift"], since=head["since"])
-        return peer_wire.pack({"next": part.next_position, "last": part.is_last}, [part.content])
+    async def _export_ids(self, head: Head, _: Batches) -> Message:
+        return _exported(await self._broker.export_ids(QueueKey(*head["queue"]), **_telling(head)), {})
 
-    async def _import_ids(self, head: Head, batches: Batches) -> bytes:
+    async def _import_ids(self, head: Head, batches: Batches) -> Message:
         await self._broker.import_ids(batches.take(head["size"]))
         return peer_wire.pack({})
 
-    async def _expire_queue(self, head: Head, _: Batches) -> bytes:
+    async def _expire_queue(self, head: Head, _: Batches) -> Message:
         await self._broker.expire_queue(QueueKey(*head["queue"]), head["before"])
         return peer_wire.pack({})
 
-    async def _look_at_topic(self, head: Head, _: Batches) -> bytes:
+    async def _look_at_topic(self, head: Head, _: Batches) -> Message:
         await self._look_at(str(head["name"]))
         return peer_wire.pack({})
 
-    async def _take_group(self, head: Head, batches: Batches) -> bytes:
+    async def _take_group(self, head: Head, batches: Batches) -> Message:
         taken = await self.take_group(
             str(head["group"]), batches.take(head["size"]), int(head["size_bytes"]), int(head["revision"])
         )
         return peer_wire.pack({"taken": taken})
 
-    async def _changed(self, head: Head, _: Batches) -> bytes:
+    async def _changed(self, head: Head, _: Batches) -> Message:
         """Which queues of a topic have got records since a number, and their ends, waiting for the first; all of them
         for who has no number of ours. Raises UnknownQueue when the topic is gone."""
         topic_id = int(head["topic_id"])
@@ -367,8 +369,16 @@ class _TopicChanges:
         return [(queue_id, end) for queue_id, (last, end) in self._last.items() if last > number]
 
 
-def _plain(answer: Callable[[Head], Awaitable[Head]]) -> Callable[[Head, Batches], Awaitable[bytes]]:
-    async def packed(head: Head, _: Batches) -> bytes:
+def _telling(head: Head) -> dict[str, Any]:
+    return {"into": QueueKey(*head["into"]), "shift": head["shift"], "since": head["since"]}
+
+
+def _exported(part: ExportedIds, head: Head) -> Message:
+    return peer_wire.pack({**head, "next": part.next_position, "last": part.is_last}, [part.content])
+
+
+def _plain(answer: Callable[[Head], Awaitable[Head]]) -> Callable[[Head, Batches], Awaitable[Message]]:
+    async def packed(head: Head, _: Batches) -> Message:
         return peer_wire.pack(await answer(head))
 
     return packed

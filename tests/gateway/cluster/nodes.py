@@ -45,11 +45,23 @@ TOPIC = "orders"
 SECRET = Secret(b"the secret of tests")
 
 
+class NodeClock(FakeClock):
+    """The clock of one node: that of all, and what this one is ahead by (`step`, `strobe`)."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        super().__init__(0)
+        self._clock = clock
+
+    def now_ms(self) -> int:
+        return self._clock.now_ms() + super().now_ms()
+
+
 class Node:
     """One node: its store, and what it knows of all partitions."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, clock: FakeClock) -> None:
         self.name = name
+        self.clock = NodeClock(clock)
         self.disk = SimDisk()
         self.store: Store
         self.broker: LocalBroker
@@ -70,7 +82,7 @@ class Cluster:
         self._served = AsyncExitStack()
         self.clock = FakeClock()
         self.partitions = partitions
-        self.nodes = {name: Node(name) for name in NAMES}
+        self.nodes = {name: Node(name, self.clock) for name in NAMES}
         self.metadata: EmbeddedMetadata
         self.topic: Topic
         self.peers: dict[str, PeerBroker] = {}
@@ -85,7 +97,7 @@ class Cluster:
         return self.nodes[name].broker
 
     async def _serve(self, node: Node) -> None:
-        service = PeerService(node.broker, SECRET, self.clock, queues_of=node.store.queues_of)
+        service = PeerService(node.broker, SECRET, node.clock, queues_of=node.store.queues_of)
         runner = web.AppRunner(service.application(), shutdown_timeout=0.1)  # a long poll is not waited for
         await runner.setup()
         self._served.push_async_callback(runner.cleanup)
@@ -96,15 +108,15 @@ class Cluster:
     async def start(self) -> None:
         for node in self.nodes.values():
             config = replace(self.config, root=self.config.root / node.name)
-            node.store = await open_store(node.disk, config, self.clock)
-            timer = PlainTimer(node.store, self.clock)
+            node.store = await open_store(node.disk, config, node.clock)
+            timer = PlainTimer(node.store, node.clock)
             node.broker = LocalBroker(node.store, timer, name=node.name, on_topic=_ignore, on_deleted=_ignore)
             self.topic, _ = await node.store.create_topic(TOPIC, self.partitions)
             if self.is_remote:
                 await self._serve(node)
         first = self.nodes["n1"]
         self.metadata = EmbeddedMetadata(
-            first.store.config.root, first.disk, first.broker, self.clock, run_blocking=inline
+            first.store.config.root, first.disk, first.broker, first.clock, run_blocking=inline
         )
         metadata = self.metadata
         pin(first.store, lambda: metadata.needed_position)
@@ -116,7 +128,7 @@ class Cluster:
             node.routes.put(self.topic, named("n1"))
             node.reader = PartitionReader(node.routes)
             node.watcher = TailWatcher(node.routes)
-            node.mover = Mover(metadata, named, self.clock, home=lambda topic_id, partition: "n1", own=node.name)
+            node.mover = Mover(metadata, named, node.clock, home=lambda topic_id, partition: "n1", own=node.name)
             node.follower = ChainFollower(metadata, node.routes, named, own=node.name)
             self._following[node.name] = asyncio.create_task(node.follower.run())
 
@@ -167,7 +179,7 @@ class Cluster:
             segment = node.routes.writable(TOPIC, partition)
             append = Append(
                 queue=segment.queue,
-                batch=record_batch.encode([Record(None, value, self.clock.now_ms())]),
+                batch=record_batch.encode([Record(None, value, node.clock.now_ms())]),
                 record_count=1,
                 identity=identity,
                 light=LightNames.of([queues]),

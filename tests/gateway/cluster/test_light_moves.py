@@ -141,7 +141,7 @@ async def test_a_segment_that_cannot_be_reached_is_an_error_and_what_is_behind_i
         await made.send("n1", b"0", queues=[b"a"])
         await move(made, "n2")
         await made.send("n1", b"1", queues=[b"a"])
-        made.peers["n1"]._url = "http://127.0.0.1:1/"
+        made.peers["n1"].reach_at("http://127.0.0.1:1")
         reader = LightReader(made.nodes["n3"].routes)
         with pytest.raises(BrokerUnreachable):
             await reader.read_one(TOPIC, b"a", 0, 0, max_records=1, max_bytes=1)

@@ -125,14 +125,14 @@ async def test_a_frozen_mover_whose_slot_was_taken_changes_nothing_and_goes_on_w
         await come(metadata, "n2")
         frozen = MoveSlots(metadata, "n2", 1)
         broker = made.nodes["n2" if not is_begun else "n1"].broker
-        name = "seal_queue" if is_begun else "create_queue"
+        name = "leave_queue" if is_begun else "create_queue"
         waits, goes_on = asyncio.Event(), asyncio.Event()
         plain = getattr(broker, name)
 
-        async def freeze(*args: object) -> object:
+        async def freeze(*args: object, **named: object) -> object:
             waits.set()
             await goes_on.wait()
-            return await plain(*args)
+            return await plain(*args, **named)
 
         setattr(broker, name, freeze)
 

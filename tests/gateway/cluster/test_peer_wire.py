@@ -53,9 +53,10 @@ FULL = Append(
 
 def test_appends_survive_with_all_that_they_may_have() -> None:
     message = peer_wire.pack({"appends": list(map(peer_wire.append_head, (PLAIN, FULL)))}, [PLAIN.batch, FULL.batch])
-    head, rest = peer_wire.unpack(message)
+    head, rest = peer_wire.unpack(b"".join(message))
     batches = Batches(rest)
     first, second = (peer_wire.append_of(append, batches) for append in head["appends"])
+    second.batch = bytes(second.batch)
     assert asdict(second) == asdict(FULL)
     assert (first.queue, first.batch, first.record_count, first.identity) == (QUEUE, b"batch", 1, None)
     assert [*first.tag_hashes, *first.delays, *first.sources] == []
@@ -82,7 +83,7 @@ ERRORS = [
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 def test_errors_survive(error: StoreError) -> None:
-    head, _ = peer_wire.unpack(peer_wire.pack(peer_wire.error_head(error)))
+    head, _ = peer_wire.unpack(b"".join(peer_wire.pack(peer_wire.error_head(error))))
     found = peer_wire.error_of(head)
     assert (type(found), str(found)) == (type(error), str(error))
     assert vars(found) == vars(error)
@@ -96,7 +97,7 @@ def test_errors_of_one_side_alone_arrive_as_the_nearest_that_both_know() -> None
 
 def test_frames_are_found_however_they_arrive() -> None:
     sent = [Frame(0, "hello", b"x"), Frame(7, "", b""), Frame(2**32 - 1, "append", bytes(range(256)) * 40)]
-    data = b"".join(b"".join(frame(*one)) for one in sent)
+    data = b"".join(b"".join(frame(number, name, (message[:2], message[2:]))) for number, name, message in sent)
     for piece in (1, 3, 1000, len(data)):
         frames = Frames(20_000)
         found = [one for at in range(0, len(data), piece) for one in frames.feed(data[at : at + piece])]
@@ -104,7 +105,7 @@ def test_frames_are_found_however_they_arrive() -> None:
 
 
 def test_a_frame_has_a_limit() -> None:
-    whole = b"".join(frame(1, "read", bytes(95)))  # 4 + 1 + 4 + 95 behind its length
+    whole = b"".join(frame(1, "read", (bytes(95),)))  # 4 + 1 + 4 + 95 behind its length
     assert Frames(104).feed(whole) == [Frame(1, "read", bytes(95))]
     for refused, bytes_max in ((whole, 103), (bytes(9), 104)):
         with pytest.raises(ValueError, match="a frame of"):

@@ -11,11 +11,13 @@ import pytest
 
 from store import Store
 from store.dedup import moved
+from store.dedup.producers import Sent, Table
 from store.errors import AlreadyStored, MalformedBatch, PartitionLeft, SequenceGap, TooManyIds
 from store.offline.verify import verify
 from store.topics import MOVED_IDS_QUEUE, TIMER_QUEUE
 from store.types import (
     NO_ID,
+    OFFSET_MAX,
     Acks,
     Append,
     Delay,
@@ -183,6 +185,69 @@ async def test_what_does_not_fit_one_part_comes_in_several_also_what_was_moved_b
         for number in range(1, 12):
             known = (await originals(first, identified(NEWER, ids(number))))[0]
             assert known.offset == number - 1
+
+
+def numbered(queue: QueueKey, producer: int, number: int) -> Append:
+    return identified(queue, Identity(producer=ProducerSequence(b"%016d" % producer, number)))
+
+
+async def test_the_numbers_of_many_producers_are_told_before_the_seal_in_parts_and_behind_it_only_what_came_since(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock, count = FakeClock(), 10
+    monkeypatch.setattr(moved, "PRODUCERS_PER_PART", 3)
+    async with opened(SimDisk(), CONFIG, clock) as first, opened(SimDisk(), CONFIG, clock) as second:
+        for store in (first, second):
+            await topic_of(store)
+        for number in range(1, 8):  # more of each than are kept
+            for producer in range(count):
+                await first.append([numbered(OLD, producer, number)])
+        await first.append([numbered(OLD, 0, 8)], acks=Acks.WRITTEN)
+        part = await first.export_ids(OLD, into=NEW, shift=0, since=0)
+        assert (len(moved.decode_part(part.content).producers), part.is_last) == (3, False)
+        begin = await tell(first, second, OLD, NEW, 0)
+        assert second.remembered[1] == count
+        for number in (9, 10):
+            await first.append([numbered(OLD, 4, number)])
+        await first.seal_queue(OLD)
+        part = await first.export_ids(OLD, into=NEW, shift=0, since=begin)
+        assert [len(sent) for sent in moved.decode_part(part.content).producers.values()] == [5]
+        assert part.is_last
+        await second.create_queue(NEW)
+        await tell(first, second, OLD, NEW, 0, begin)
+        for producer in range(count):
+            newest = {0: 8, 4: 10}.get(producer, 7)
+            assert await place(second, numbered(NEW, producer, newest)) is not None
+            assert (await originals(second, numbered(NEW, producer, 1)))[0].offset is None, "it is not known where"
+        part = await first.export_ids(OLD, into=NEWER, shift=0, since=OFFSET_MAX)
+        assert len(moved.decode_part(part.content).producers) == count, "who goes on with its own is told all at once"
+        assert part.is_last
+        await second.seal_queue(NEW)
+        await first.create_queue(NEWER)
+        await tell(second, first, NEW, NEWER, 73)  # those that came in one part have one position
+        for producer in range(count):
+            assert await place(first, numbered(NEWER, producer, {0: 8, 4: 10}.get(producer, 7))) is not None
+
+
+def test_so_many_producers_are_in_a_part_and_those_of_one_position_in_no_two() -> None:
+    def table(*positions: int) -> Table:
+        return {
+            (b"%016d" % number, OLD): (Sent(1, 0, 0, 0), Sent(2, 0, position, 0))
+            for number, position in enumerate(positions)
+        }
+
+    count = moved.PRODUCERS_PER_PART
+    whole = table(*range(count))
+    assert moved.first_producers(whole, before=None) == (whole, None)
+    assert moved.first_producers(whole, before=count + 7) == (whole, count + 7)
+    told, following = moved.first_producers(table(*range(count, -1, -1)), before=None)
+    assert (len(told), following) == (count, count)
+    told, following = moved.first_producers(table(*range(9)), before=5)
+    assert (len(told), following) == (5, 5)
+    assert moved.first_producers(table(*[3] * (count + 1)), before=None)[1] is None
+    told, following = moved.first_producers(table(*[3] * (count + 1), 4), before=None)
+    assert (len(told), following) == (count + 1, 4)
+    assert moved.first_producers({}, before=9) == ({}, 9)
 
 
 async def test_a_delayed_record_with_an_id_is_refused_where_its_partition_has_left() -> None:

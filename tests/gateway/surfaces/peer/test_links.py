@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -17,8 +18,9 @@ from gateway.cluster import peer_link
 from gateway.cluster.peer import PeerBroker
 from gateway.cluster.peer_auth import FRAME_CODES, NONCE_BYTES, NotAuthentic, Secret
 from gateway.cluster.peer_link import LINK, PATH
+from gateway.surfaces.peer.connection import READS_AT_ONCE
 from gateway.surfaces.peer.server import PeerService
-from store.types import Acks
+from store.types import Acks, QueueKey, ReadResult
 from tests.clock import FakeClock
 from tests.gateway.cluster.etcd_server import free_port
 from tests.gateway.surfaces.peer.test_server import SECRET, World, world
@@ -145,6 +147,29 @@ async def test_an_answer_to_the_first_request_that_does_not_come_leaves_nothing_
         assert await made.local.bounds(made.queue) == (0, 0)
 
 
+async def test_all_who_need_a_link_that_cannot_be_made_are_told_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer_link, "CONNECT_TIMEOUT_S", 0.2)
+    async with asyncio.timeout(PATIENCE_S), tapped(tmp_path) as (made, peer, wire):
+        wire.is_held = True
+        begun_s = asyncio.get_running_loop().time()
+        asked = [asyncio.create_task(peer.bounds(made.queue)) for _ in range(30)]
+        await asyncio.wait(asked)
+        assert {type(each.exception()) for each in asked} == {BrokerUnreachable}
+        assert asyncio.get_running_loop().time() - begun_s < 30 * 0.2, "not one after the other"
+        assert len(wire.sent) == 1
+        asked = [asyncio.create_task(peer.bounds(made.queue)) for _ in range(3)]
+        await until(lambda: len(wire.sent) == 2)
+        asked[0].cancel()  # the others still wait
+        peer._close_links()  # as when the node is found at another address
+        await asyncio.wait(asked)
+        assert asked[0].cancelled()
+        assert [type(each.exception()) for each in asked[1:]] == [BrokerUnreachable] * 2
+        wire.is_held = False
+        assert await peer.bounds(made.queue) == (0, 0)
+
+
 async def test_a_node_of_before_is_asked_by_http_and_for_a_link_again_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,6 +196,9 @@ async def test_a_node_of_before_is_asked_by_http_and_for_a_link_again_later(
         await asyncio.sleep(0.25)
         await append(made, peer)
         assert asked[3:] == [LINK, "append"]
+        peer._no_links_until_s = 0.0
+        assert await peer.bounds(made.queue) == await peer.bounds(made.queue) == (0, 3)
+        assert asked[5:] == [LINK, "bounds", "bounds"]
 
 
 async def test_a_link_goes_with_the_secret_that_it_was_made_with(tmp_path: Path) -> None:
@@ -190,6 +218,21 @@ async def test_a_link_goes_with_the_secret_that_it_was_made_with(tmp_path: Path)
         with pytest.raises(AnswerLost):
             await append(made, made.peer)
         assert await made.local.bounds(made.queue) == (0, 2)
+
+
+async def test_a_link_is_there_before_the_first_append_that_is_expected(tmp_path: Path) -> None:
+    async with asyncio.timeout(PATIENCE_S), world(tmp_path) as made:
+        link = made.peer._link
+        assert link is not None
+        made.peer.expect_appends()
+        await until(lambda: link._connection is not None)
+        before = link._connection
+        made.peer.expect_appends()
+        assert await append(made, made.peer) == 0
+        assert link._connection is before
+    async with PeerBroker("n1", f"http://127.0.0.1:{free_port()}", SECRET, FakeClock()) as away:
+        away.expect_appends()
+        await until(lambda: not away._running)
 
 
 async def test_a_link_that_was_idle_for_long_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,12 +261,109 @@ async def test_a_node_that_stops_ends_its_links_at_once(tmp_path: Path) -> None:
         assert await append(made, made.peer) == 1
 
 
+async def test_reads_go_over_a_link_of_their_own_and_what_waits_over_none(tmp_path: Path) -> None:
+    async with tapped(tmp_path) as (made, peer, wire):
+        assert await append(made, peer) == 0
+        asked = len(wire.sent)
+        read = await peer.read(made.queue, 0, max_bytes=1000)
+        assert [bytes(entry.batch) for entry in read.entries]
+        assert await peer.bounds(made.queue) == (0, 1)
+        first, *frames = wire.sent[asked:]
+        assert first.startswith(f"POST {PATH}{LINK} HTTP/1.1\r\n".encode())
+        assert len(frames) == 2
+        assert not any(b"HTTP" in piece for piece in frames)
+        forget = peer.watch(made.topic.topic_id, lambda _: None)
+        await until(lambda: wire.sent[-1].startswith(f"POST {PATH}changes HTTP/1.1\r\n".encode()))
+        forget()
+
+
+class _Held:
+    """Reads of a broker that wait, and how many were begun."""
+
+    def __init__(self, made: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun = 0
+        self.goes_on = asyncio.Event()
+        self._read = made.local.read
+        monkeypatch.setattr(made.local, "read", self.read)
+
+    async def read(self, queue: QueueKey, offset: int, **named: Any) -> ReadResult:
+        self.begun += 1
+        await self.goes_on.wait()
+        return await self._read(queue, offset, **named)
+
+
+@pytest.mark.parametrize("is_unix", [False, True])
+async def test_so_many_reads_of_a_link_are_answered_at_a_time_and_nothing_else_waits_for_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_unix: bool
+) -> None:
+    async with asyncio.timeout(PATIENCE_S), world(tmp_path, is_unix=is_unix) as made:
+        held = _Held(made, monkeypatch)
+        reads = [asyncio.create_task(made.peer.read(made.queue, 0, max_bytes=100)) for _ in range(READS_AT_ONCE + 1)]
+        await until(lambda: held.begun == READS_AT_ONCE)
+        assert await append(made, made.peer) == 0
+        assert await made.peer.bounds(made.queue) == (0, 1)
+        assert held.begun == READS_AT_ONCE
+        held.goes_on.set()
+        assert [len(read.entries) for read in await asyncio.gather(*reads)] == [1] * len(reads)
+
+
+async def test_answers_to_reads_are_not_gathered_for_who_does_not_take_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count, size, records = 400, 15_000, 6
+    async with asyncio.timeout(PATIENCE_S), world(tmp_path) as made:
+        for _ in range(records):
+            await append(made, made.peer, bytes(size))
+        held = _Held(made, monkeypatch)
+        held.goes_on.set()
+        assert await made.peer.bounds(made.queue) == (0, records)  # there is a link
+        assert made.peer._second_link is not None
+        connection = made.peer._second_link._connection
+        assert connection is not None
+        assert connection.transport is not None
+        connection.transport.pause_reading()
+        reads = [asyncio.create_task(made.peer.read(made.queue, 0, max_bytes=records * size)) for _ in range(count)]
+        before = -1
+        while held.begun > before:  # until it goes no further
+            before = held.begun
+            await asyncio.sleep(0.1)
+        assert READS_AT_ONCE < held.begun < count
+        assert await append(made, made.peer) == records, "over the other link"
+        [serving] = [link for link in made.service._links if not link._is_taken.is_set()]
+        assert serving._transport is not None
+        assert serving._transport.get_write_buffer_size() < (READS_AT_ONCE + 1) * records * size
+        connection.transport.resume_reading()
+        assert {len(read.entries) for read in await asyncio.gather(*reads)} == {records - 1}
+
+
+@pytest.mark.parametrize("is_heard", [False, True])
+async def test_a_read_that_takes_too_long_ends_the_link_only_when_nothing_else_is_answered_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_heard: bool
+) -> None:
+    async with asyncio.timeout(PATIENCE_S), world(tmp_path) as made:
+        await made.peer.bounds(made.queue)
+        held = _Held(made, monkeypatch)
+        monkeypatch.setattr(peer_module, "CALL_TIMEOUT_S", 0.5)
+        link = made.peer._second_link
+        assert link is not None
+        before = link._connection
+        slow = asyncio.create_task(made.peer.read(made.queue, 0, max_bytes=100))
+        await until(lambda: held.begun == 1)
+        if is_heard:
+            await made.peer.bounds(made.queue)
+        with pytest.raises(BrokerUnreachable):
+            await slow
+        await made.peer.bounds(made.queue)
+        assert (link._connection is before) == is_heard
+        held.goes_on.set()
+
+
 @pytest.mark.parametrize("kind", FRAME_CODES)
 def test_codes_of_frames_are_of_their_place_direction_and_link(kind: str) -> None:
     wish = f"{kind} {'ab' * NONCE_BYTES}"
     to, back = SECRET.link_codes(wish, "1")
     same, _ = SECRET.link_codes(wish, "1")
-    first, second = to.next(b"a", b"b"), to.next(b"ab")
+    first, second = to.next(b"ab"), to.next(b"ab")
     assert len({first, second, back.next(b"ab"), SECRET.link_codes(wish, "2")[0].next(b"ab")}) == 4
     same.check(b"ab", first)
     same.check(b"ab", second)

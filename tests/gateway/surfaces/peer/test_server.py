@@ -179,6 +179,35 @@ async def test_a_queue_is_made_sealed_and_given_up_from_afar(made: World) -> Non
     assert await made.peer.bounds(queue) == (1, 1)
 
 
+async def test_a_queue_is_left_in_one_call_and_tells_what_it_remembers(
+    made: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(2):
+        sent = append_of(made.queue, [b"a"])
+        sent.identity = Identity(message_ids=[b"%d" % number * 16])
+        await made.peer.append([sent], acks=Acks.FLUSHED)
+    into = QueueKey(made.topic.topic_id, PARTITIONS_MAX)
+    end, told = await made.peer.leave_queue(made.queue, into=into, shift=5, since=0)
+    assert (end, told) == await made.local.leave_queue(made.queue, into=into, shift=5, since=0)
+    assert end == 2
+    assert told.content
+    assert (await made.peer.leave_queue(made.queue, into=into, shift=5, since=told.next_position))[1].content == b""
+    with pytest.raises(SealedQueue):
+        await made.peer.append([append_of(made.queue, [b"b"])], acks=Acks.FLUSHED)
+    asked: list[str] = []
+    ask = made.peer._look
+
+    async def of_before(operation: str, head: dict[str, object], **named: object) -> object:
+        asked.append(operation)
+        if operation == "seal_queue":
+            head = {"queue": head["queue"]}
+        return await ask(operation, head, **named)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(made.peer, "_look", of_before)
+    assert await made.peer.leave_queue(made.queue, into=into, shift=5, since=0) == (2, told)
+    assert asked == ["seal_queue", "export_ids"]
+
+
 async def test_a_delayed_record_is_accepted(made: World) -> None:
     batch = record_batch.encode([Record(None, b"later", 0)])
     due_ms = FakeClock().now_ms() + 1000
@@ -303,7 +332,7 @@ async def test_a_connection_that_has_ended_is_made_again(tmp_path: Path) -> None
 
 async def test_what_is_no_frame_ends_the_connection(tmp_path: Path) -> None:
     async with world(tmp_path, is_unix=True) as made:
-        for said in (b"\xff" * 20, b"".join(frame(0, "bounds", b"x")), b"".join(frame(0, "hello", b"x" * 64))):
+        for said in (b"\xff" * 20, b"".join(frame(0, "bounds", (b"x",))), b"".join(frame(0, "hello", (b"x" * 64,)))):
             reader, writer = await asyncio.open_unix_connection(tmp_path / "peer.sock")
             writer.write(said)
             assert await asyncio.wait_for(reader.read(), PATIENCE_S) == b""
@@ -359,7 +388,7 @@ async def test_leaving_a_peer_ends_what_waits(tmp_path: Path) -> None:
         await made.peer.__aexit__()
         with pytest.raises((AnswerLost, BrokerUnreachable)):
             await begun
-        assert not made.peer._watching
+        assert not made.peer._running
 
 
 async def test_two_nodes_know_each_other_while_the_secret_is_exchanged(tmp_path: Path) -> None:
