@@ -1,0 +1,150 @@
+"""gateway/schemas/converter.py with its processes: what hostile values do to them, and not to their server."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import orjson
+import pytest
+
+from gateway.api.schemas import Converted, Unreadable
+from gateway.errors import OVERLOADED, RequestError
+from gateway.schemas.converter import Converter
+from gateway.schemas.request import MEMORY_BYTES_MAX, VALUE_CPU_S, SchemaText
+from tests.gateway.schemas.fake_registry import AVRO, JSON_SCHEMA, PROTO
+
+AVRO_TEXT = SchemaText("avro", AVRO)
+NULLS = SchemaText("avro", '{"type": "array", "items": "null"}')
+CHAIN = SchemaText("avro", '{"type": "record", "name": "N", "fields": [{"name": "n", "type": ["null", "N"]}]}')
+MANY_NULLS = b"\xff\xff\xff\xff\xff\xff\x7f\x00"  # a list of 2^48 nulls in 8 bytes
+
+
+@pytest.fixture
+async def converter() -> AsyncIterator[Converter]:
+    made = Converter()
+    yield made
+    await made.close()
+
+
+async def all_of(
+    converter: Converter, act: str, schemas: list[SchemaText], values: list[tuple[int, bytes]]
+) -> list[Converted]:
+    """What becomes of all values, also where the time of one request is over before."""
+    made: list[Converted] = []
+    while len(made) < len(values):
+        made += await converter.convert(act, schemas, values[len(made) :])
+    return made
+
+
+def pids_of(converter: Converter) -> list[int]:
+    return [child._process.pid for child in converter._idle]
+
+
+async def test_values_of_all_formats_both_ways(converter: Converter) -> None:
+    schemas = [AVRO_TEXT, SchemaText("jsonschema", JSON_SCHEMA), SchemaText("protobuf", PROTO)]
+    values = [(0, b'{"sku":9,"note":{"string":"x"}}'), (1, b'{"sku":9}'), (2, b'{"sku":9,"orderNote":"y"}')]
+    serialized = await converter.convert("serialize", schemas, values)
+    assert [isinstance(one, bytes) for one in serialized] == [True] * 3
+    read = await converter.convert(
+        "deserialize", schemas, [(number, one) for number, one in enumerate(serialized) if isinstance(one, bytes)]
+    )
+    assert [orjson.loads(one) for one in read if isinstance(one, bytes)] == [orjson.loads(value) for _, value in values]
+    assert len(pids_of(converter)) == 1  # one was enough
+
+
+async def test_a_value_that_takes_all_memory_is_refused_and_the_others_are_not(converter: Converter) -> None:
+    made = await all_of(converter, "deserialize", [NULLS], [(0, b"\x04\x00"), (0, MANY_NULLS), (0, b"\x00")])
+    assert made[0] == b"[null,null]"
+    assert isinstance(made[1], Unreadable)
+    assert str(MEMORY_BYTES_MAX) in made[1].why or "processor time" in made[1].why
+    assert made[2] == b"[]"
+
+
+async def test_a_value_that_overflows_the_stack_is_refused_and_the_others_are_not(converter: Converter) -> None:
+    deep = b"\x02" * 4_000_000 + b"\x00"
+    made = await all_of(converter, "deserialize", [CHAIN], [(0, b"\x00"), (0, deep), (0, b"\x02\x00")])
+    assert made[0] == b'{"n":null}'
+    assert isinstance(made[1], Unreadable)
+    assert made[2] == b'{"n":{"N":{"n":null}}}'
+
+
+@pytest.mark.matrix  # it takes all the time that one may take
+async def test_a_value_that_takes_too_long_is_refused_and_the_others_are_not(converter: Converter) -> None:
+    twice = {f"a{n}": {"anyOf": [{"$ref": f"#/$defs/a{n + 1}"}, {"$ref": f"#/$defs/a{n + 1}"}]} for n in range(40)}
+    slow = SchemaText(
+        "jsonschema", orjson.dumps({"$ref": "#/$defs/a0", "$defs": {**twice, "a40": {"const": 1}}}).decode()
+    )
+    made = await all_of(converter, "serialize", [slow, AVRO_TEXT], [(0, b"1"), (0, b"2"), (1, b'{"sku":1}')])
+    assert made == [b"1", Unreadable(f"it takes more than {VALUE_CPU_S} s of processor time"), b"\x02\x00"]
+
+
+async def test_a_process_that_is_killed_is_begun_anew(converter: Converter) -> None:
+    await converter.convert("serialize", [AVRO_TEXT], [(0, b'{"sku":1}')])
+    [before] = pids_of(converter)
+    os.kill(before, signal.SIGKILL)
+    made = await converter.convert("serialize", [AVRO_TEXT], [(0, b'{"sku":1}'), (0, b'{"sku":2}')])
+    assert made[-1] == b"\x04\x00"
+    assert pids_of(converter) != [before]
+
+
+async def test_a_caller_that_is_gone_leaves_no_answer_for_the_next(converter: Converter) -> None:
+    await converter.convert("serialize", [AVRO_TEXT], [(0, b'{"sku":1}')])
+    asking = asyncio.create_task(converter.convert("deserialize", [NULLS], [(0, MANY_NULLS)]))
+    await asyncio.sleep(0.05)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    assert await converter.convert("serialize", [AVRO_TEXT], [(0, b'{"sku":2}')]) == [b"\x04\x00"]
+
+
+async def test_so_many_requests_wait_and_not_one_more() -> None:
+    converter = Converter(processes_max=1, waiting_max=2)
+    try:
+        values = [(0, b'{"sku":1}')]
+        running = [asyncio.create_task(converter.convert("serialize", [AVRO_TEXT], values)) for _ in range(3)]
+        await asyncio.sleep(0)  # one has the process, two wait
+        with pytest.raises(RequestError) as caught:
+            await converter.convert("serialize", [AVRO_TEXT], values)
+        assert caught.value.error_code == OVERLOADED
+        assert caught.value.retriable
+        assert await asyncio.gather(*running) == [[b"\x02\x00"]] * 3
+    finally:
+        await converter.close()
+
+
+async def test_the_event_loop_goes_on_meanwhile(converter: Converter) -> None:
+    loop = asyncio.get_running_loop()
+    await converter.convert("serialize", [AVRO_TEXT], [(0, b'{"sku":1}')])
+    longest_s = 0.0
+
+    async def watch() -> None:
+        nonlocal longest_s
+        while True:
+            before_s = loop.time()
+            await asyncio.sleep(0.001)
+            longest_s = max(longest_s, loop.time() - before_s)
+
+    watching = asyncio.create_task(watch())
+    wide = {"type": "record", "name": "W", "fields": [{"name": f"f{n}", "type": "int"} for n in range(5_000)]}
+    schema = SchemaText("avro", orjson.dumps(wide).decode())
+    value = orjson.dumps({f"f{n}": n for n in range(5_000)})
+    made = await converter.convert("serialize", [schema], [(0, value)] * 100)
+    watching.cancel()
+    assert all(isinstance(one, bytes) for one in made)
+    assert longest_s < 0.5  # of a machine that does other things as well; alone it is a few ms
+
+
+async def test_nothing_is_left_behind() -> None:
+    converter = Converter()
+    await converter.convert("serialize", [SchemaText("protobuf", PROTO)], [(0, b"{}")])
+    [pid] = pids_of(converter)
+    [directory] = [child._directory for child in converter._idle]
+    assert Path(directory).exists()
+    await converter.close()
+    assert not Path(directory).exists()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
