@@ -2,6 +2,7 @@
 
     a process ends     by a signal of its own, or for its memory: the value it was at is Unreadable, and another process
                        goes on with the next one, while there is time
+                       The value is remembered: each read of its topic would cost as much again
     it is killed       another one is asked for the same value. When that is killed too, the value is Unreadable
     it cannot run      twice: 503. That says nothing of the value, and no reader may pass it over for that
     a caller is gone   the process that worked for it is ended: its answer would be read by the next caller
@@ -20,6 +21,7 @@ import signal
 import sys
 import tempfile
 from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -48,6 +50,9 @@ PROCESSES_MAX = 2
 WAITING_MAX = 64
 """Requests that wait for a process."""
 
+HARMFUL_MAX = 1000
+"""Values that have ended a process, and are remembered."""
+
 STUCK_S = 60.0
 """A process that says nothing for so long has lost its way (its bound is processor time), and is ended."""
 
@@ -60,6 +65,7 @@ class Converter:
         self._turns = asyncio.Semaphore(processes_max)
         self._waiting_count = 0
         self._waiting_max = waiting_max
+        self._harmful: OrderedDict[int, Unreadable] = OrderedDict()  # by hash: 64 bits, and salted
 
     async def convert(
         self, act: str, schemas: Sequence[SchemaText], values: Sequence[tuple[int, bytes]]
@@ -93,12 +99,17 @@ class Converter:
         made: list[Converted] = []
         killed_at = -1
         while len(made) < len(values) and not (made and loop.time() >= deadline_s):
+            if (harmful := self._harmful.get(_key_of(act, schemas, values[len(made)]))) is not None:
+                made.append(harmful)
+                continue
+            asked = values[len(made) : self._harmless(act, schemas, values, len(made) + 1)]
             child = await self._taken()
             try:
-                is_whole = await child.ask(Request(act, schemas, values[len(made) :]), made)
+                is_whole = await child.ask(Request(act, schemas, asked), made)
             except _Ended as ended:
                 # Who is ended from outside may not have looked at the value.
                 if ended.is_sure or (ended.is_killed and killed_at == len(made)):
+                    self._remember(_key_of(act, schemas, values[len(made)]), Unreadable(ended.why))
                     made.append(Unreadable(ended.why))
                 elif killed_at != len(made):
                     killed_at = len(made)
@@ -114,6 +125,20 @@ class Converter:
             if not is_whole:
                 break
         return made
+
+    def _harmless(
+        self, act: str, schemas: Sequence[SchemaText], values: Sequence[tuple[int, bytes]], start: int
+    ) -> int:
+        """Up to which index from `start` on no value is known to end a process."""
+        if not self._harmful:
+            return len(values)
+        known = (at for at in range(start, len(values)) if _key_of(act, schemas, values[at]) in self._harmful)
+        return next(known, len(values))
+
+    def _remember(self, key: int, why: Unreadable) -> None:
+        self._harmful[key] = why
+        if len(self._harmful) > HARMFUL_MAX:
+            self._harmful.popitem(last=False)
 
     async def _taken(self) -> _Child:
         """A process that nobody uses. Raises RequestError 503/50351."""
@@ -134,6 +159,11 @@ class Converter:
             child.end()
         await asyncio.gather(*(child.gone() for child in self._idle))
         self._idle.clear()
+
+
+def _key_of(act: str, schemas: Sequence[SchemaText], value: tuple[int, bytes]) -> int:
+    index, content = value
+    return hash((act, schemas[index], content))
 
 
 class _Ended(Exception):

@@ -14,10 +14,10 @@ import msgspec
 
 from store.limits import KiB, MiB
 
-MEMORY_BYTES_MAX = 512 * MiB
+MEMORY_BYTES_MAX = 384 * MiB
 """Of one such process, libraries included. What needs more is not converted."""
 
-VALUE_CPU_S = 5
+VALUE_CPU_S = 3
 """Processor time for one value; the kernel ends a process that takes longer."""
 
 REQUEST_S = 10.0

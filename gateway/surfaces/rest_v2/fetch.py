@@ -161,6 +161,8 @@ async def _by_schemas(
         if shown.stop < fetched.entries[-1].next_offset:
             next_offset = shown.stop
         for entry in fetched.entries:
+            if entry.base_offset >= shown.stop:
+                break
             for record in record_batch.decode(entry.batch):
                 if (fields := shown.fields.get(record.offset)) is not None:
                     item = render_record(pull.topic, pull.partition, record, entry, None, fields=fields)

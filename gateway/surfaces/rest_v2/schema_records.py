@@ -14,6 +14,7 @@ import orjson
 
 from gateway.api.schemas import Chosen, Converted, Schemas, SchemaWish, Unreadable, subject_topic
 from gateway.codec.filters import TagFilter
+from gateway.codec.json_steps import STEP_BYTES
 from gateway.codec.records import (
     Encoded,
     Format,
@@ -29,6 +30,7 @@ from gateway.codec.records import (
 from gateway.codec.schema_parts import SchemaFormat, split_frame
 from gateway.errors import JSON_UNFIT, KEY_SCHEMA_MISSING, SCHEMA_FORMAT, RequestError, bad_request
 from gateway.surfaces.http.context import Gateway
+from gateway.surfaces.http.reading import let_go
 from store import record_batch
 from store.turns import others_turn
 from store.types import OFFSET_MAX, Entry
@@ -61,6 +63,8 @@ async def deserialized(
     picked: list[record_batch.DecodedRecord] = []
     end = min(stop, entries[-1].next_offset)
     for entry in entries:
+        if entry.base_offset >= end:
+            break
         for record in record_batch.decode(entry.batch):
             if not start <= record.offset < end:
                 continue
@@ -130,13 +134,27 @@ async def serialized(
     42202 for keys and values without a schema, 42203 for those that are not of theirs, and as `Schemas.choose`."""
     sent = check_records(open_envelope(envelope, records_max=gateway.limits.records_per_request_max))
     assert isinstance(envelope, dict)
+    try:
+        return await _serialized(schemas, subject_topic(gateway.routes_table, topic), fmt, envelope, sent, size_bytes)
+    finally:
+        if size_bytes > STEP_BYTES:
+            await let_go(sent, size_bytes)
+
+
+async def _serialized(
+    schemas: Schemas,
+    topic: str,
+    fmt: SchemaFormat,
+    envelope: Mapping[str, object],
+    sent: list[dict[str, object]],
+    size_bytes: int,
+) -> Serialized:
     keys: list[bytes | None] = []
     values: list[bytes | None] = []
     for part in parts(sent, size_bytes):
         keys += encode_column([item.get("key") for item in part], Format.JSON)
         values += encode_column([item.get("value") for item in part], Format.JSON)
         await others_turn()
-    topic = subject_topic(gateway.routes_table, topic)
     wishes = {name: _wish(envelope, name, fmt) for name in ("key", "value")}
     for name, column in (("key", keys), ("value", values)):
         if wishes[name] is None and any(one is not None for one in column):

@@ -13,6 +13,7 @@ import pytest
 
 from gateway.api.schemas import Converted, Unreadable
 from gateway.errors import OVERLOADED, RequestError
+from gateway.schemas import converter as converting
 from gateway.schemas.converter import Converter
 from gateway.schemas.request import MEMORY_BYTES_MAX, VALUE_CPU_S, SchemaText
 from tests.gateway.schemas.fake_registry import AVRO, JSON_SCHEMA, PROTO
@@ -70,6 +71,21 @@ async def test_a_value_that_overflows_the_stack_is_refused_and_the_others_are_no
     assert made[0] == b'{"n":null}'
     assert isinstance(made[1], Unreadable)
     assert made[2] == b'{"n":{"N":{"n":null}}}'
+
+
+async def test_a_value_that_ended_a_process_ends_no_other(
+    converter: Converter, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(converting, "HARMFUL_MAX", 1)
+    deep = b"\x02" * 4_000_000 + b"\x00"
+    values = [(0, b"\x00"), (0, deep), (0, b"\x00"), (0, deep)]
+    first = await all_of(converter, "deserialize", [CHAIN], values)
+    assert [isinstance(one, Unreadable) for one in first] == [False, True, False, True]
+    assert await all_of(converter, "deserialize", [CHAIN], values) == first
+    assert len(caplog.records) == 1  # one process has ended
+    other = await all_of(converter, "deserialize", [CHAIN], [(0, deep + b"\x00"), (0, deep)])
+    assert [isinstance(one, Unreadable) for one in other] == [True, True]
+    assert len(caplog.records) == 3  # the first was forgotten for the second
 
 
 @pytest.mark.matrix  # it takes all the time that one may take
