@@ -11,7 +11,7 @@ from gateway.errors import OVERLOADED, RequestError
 
 Value = TypeVar("Value")
 
-FETCHES_MAX = 64
+FETCHES_MAX = 256
 """Questions under way at once, and those that wait to be asked."""
 
 ENTRY_BYTES = 512

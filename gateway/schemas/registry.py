@@ -90,7 +90,6 @@ class Registry:
         self._base = config.url.rstrip("/")
         self._tls = ssl.create_default_context(cafile=config.ca_file) if config.ca_file is not None else None
         self._is_away = False
-        self.request_count = 0
 
     async def __aenter__(self) -> Registry:
         connector = aiohttp.TCPConnector(limit=CONNECTIONS_MAX, ssl=True if self._tls is None else self._tls)
@@ -143,7 +142,6 @@ class Registry:
         if body is not None:
             headers["Content-Type"] = _TYPE
         data = None if body is None else msgspec.json.encode(body)
-        self.request_count += 1
         try:
             async with self._session.request(
                 method, URL(self._base + path, encoded=True), data=data, headers=headers, allow_redirects=False

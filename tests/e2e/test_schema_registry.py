@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -123,21 +123,26 @@ def _fake() -> Iterator[str]:
 
 
 @contextmanager
-def _registry(directory: Path) -> Iterator[str]:
+def _registry(directory: Path, say: Callable[[str], None]) -> Iterator[str]:
     try:
         with apicurio(directory) as url:
-            print(f"\nthe schema registry is Apicurio {VERSION}")
+            say(f"the schema registry is Apicurio {VERSION}")
             yield url
     except Unavailable as reason:
-        print(f"\nthe schema registry is one in memory: {reason}")
+        say(f"the schema registry is one in memory: {reason}")
         with _fake() as url:
             yield url
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
+async def world(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> AsyncIterator[World]:
     directory = tmp_path_factory.mktemp("registry")
-    with _registry(directory) as url:
+
+    def say(text: str) -> None:
+        with request.config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+            print(f"\n{text}")
+
+    with _registry(directory, say) as url:
         async with serving_kafka(directory, {"MQ_REGISTRY_URL": url}) as kafka, aiohttp.ClientSession() as session:
             yield World(kafka, url, session)
 

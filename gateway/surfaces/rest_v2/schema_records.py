@@ -76,8 +76,8 @@ async def deserialized(
             picked.append(record)
     asked = [part for record in picked for part in _serialized_parts(record)]
     converted: list[Converted] = []
-    least = len(_serialized_parts(picked[0])) if picked else 0
-    while len(converted) < least or (asked and not converted):
+    least = max(1, len(_serialized_parts(picked[0]))) if asked else 0
+    while len(converted) < least:
         converted += await schemas.deserialize(fmt, asked[len(converted) :])
     made = iter(converted)
     fields: dict[int, Mapping[str, object]] = {}

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -107,13 +108,13 @@ def _refused(status: int, error_code: int, message: str) -> web.Response:
 
 
 @asynccontextmanager
-async def serving() -> AsyncIterator[FakeRegistry]:
+async def serving(tls: ssl.SSLContext | None = None) -> AsyncIterator[FakeRegistry]:
     """A registry that answers at its `url`."""
     registry = FakeRegistry()
     application = web.Application()
     application.router.add_route("*", "/{path:.*}", registry.answer)
     server = TestServer(application)
-    await server.start_server()
+    await server.start_server(ssl=tls)
     registry.url = str(server.make_url("/"))
     try:
         yield registry

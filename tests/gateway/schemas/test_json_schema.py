@@ -19,7 +19,9 @@ def schema(text: str, *references: tuple[str, str]) -> JsonSchema:
 def test_json_goes_through_as_it_is() -> None:
     codec = schema(JSON_SCHEMA)
     assert codec.serialize(b'{"sku":9}') == b'{"sku":9}'
-    assert codec.deserialize(b'{ "sku": 9,\n "more": true }') == b'{"sku":9,"more":true}'
+    assert codec.deserialize(b'{ "sku": 9,\r\n "more": 118059162071741130342400 }') == (
+        b'{ "sku": 9,   "more": 118059162071741130342400 }'
+    )
     assert codec.name == "Order"
     assert schema("true").name is None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import time
 from base64 import b64encode
 from collections.abc import AsyncIterator
@@ -13,6 +14,7 @@ import pytest
 from gateway.errors import REGISTRY_AWAY, REGISTRY_REFUSES, RequestError
 from gateway.schemas.registry import ANSWER_BYTES_MAX, Refused, Registry
 from gateway.settings.registry import RegistryConfig
+from loadtest.certificates import write_certificate
 from loadtest.peers.servers import free_port
 from tests.gateway.schemas.fake_registry import AVRO, PROTO, FakeRegistry, serving
 
@@ -127,6 +129,23 @@ async def test_a_registry_that_is_down() -> None:
         with pytest.raises(RequestError) as caught:
             await registry.by_id(1)
     assert caught.value.error_code == REGISTRY_AWAY
+
+
+async def test_a_registry_behind_tls_is_trusted_by_its_certificate(tmp_path: Path) -> None:
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    write_certificate(cert, key)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+    async with serving(context) as fake:
+        assert fake.url.startswith("https://")
+        fake.add(AVRO)
+        async with Registry(RegistryConfig(url=fake.url, ca_file=cert)) as registry:
+            assert (await registry.by_id(1)).schema == AVRO
+        async with Registry(RegistryConfig(url=fake.url)) as registry:  # nobody that the system knows
+            with pytest.raises(RequestError) as caught:
+                await registry.by_id(1)
+        assert caught.value.error_code == REGISTRY_AWAY
+        assert len(fake.asked) == 1
 
 
 async def test_credentials_are_read_for_each_question(fake: FakeRegistry, tmp_path: Path) -> None:
