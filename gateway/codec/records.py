@@ -234,6 +234,21 @@ def encoded_records(records: Sequence[dict[str, object]], keys: Encoded, values:
     return parsed
 
 
+def encoded_records_in_steps(
+    records: list[dict[str, object]], keys: Encoded, values: Encoded, *, size_bytes: int
+) -> Generator[None, None, list[ProduceRecord]]:
+    """As `encoded_records`, which is what the generator returns, of a text of so many bytes, some of them a step."""
+    parsed: list[ProduceRecord] = []
+    for part in parts(records, size_bytes):
+        first, last = len(parsed), len(parsed) + len(part)
+        try:
+            parsed += encoded_records(part, keys[first:last], values[first:last])
+        except RequestError as error:
+            raise _further(error, first) from None
+        yield
+    return parsed
+
+
 def parse_raw_record(fields: dict[str, object], key: bytes | None, value: bytes | None) -> ProduceRecord:
     """One record whose key and value are bytes already; `fields` are its others. Raises RequestError."""
     if key is not None:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import orjson
 
 from gateway.api.schemas import Chosen, Converted, Schemas, SchemaWish, Unreadable, subject_topic
+from gateway.api.turns import in_turns
 from gateway.codec.filters import TagFilter
 from gateway.codec.json_steps import STEP_BYTES
 from gateway.codec.records import (
@@ -22,7 +23,7 @@ from gateway.codec.records import (
     at_record,
     check_records,
     encode_column,
-    encoded_records,
+    encoded_records_in_steps,
     open_envelope,
     parts,
     undecodable_fields,
@@ -169,7 +170,7 @@ async def _serialized(
         schema = None if wish is None else await schemas.choose(topic, wish, is_key=name == "key")
         chosen.append(schema)
         columns.append(column if schema is None else await _column(schemas, schema, name, column))
-    return Serialized(encoded_records(sent, *columns), *chosen)
+    return Serialized(await in_turns(encoded_records_in_steps(sent, *columns, size_bytes=size_bytes)), *chosen)
 
 
 async def _column(schemas: Schemas, schema: Chosen, name: str, column: Sequence[bytes | None]) -> Encoded:

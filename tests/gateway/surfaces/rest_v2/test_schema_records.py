@@ -215,6 +215,15 @@ async def test_many_records_of_a_large_body(world: World) -> None:
     assert len(world.stored()) == 1000
 
 
+async def test_which_of_many_records_is_illegal_is_said(world: World) -> None:
+    records: list[Json] = [{"value": {"sku": number}} for number in range(3000)]
+    records[2345]["tag"] = "a|b"
+    status, answer = await world.send("avro", {"value_schema": AVRO, "records": records})
+    assert (status, answer["error_code"]) == (422, 42251)
+    assert answer["validation_errors"][0].startswith("records[2345]: tag")
+    assert world.stored() == []
+
+
 async def test_a_topic_attached_from_kafka_has_subjects_by_its_name_there(world: World) -> None:
     from gateway.routing.base import Attachment
 
