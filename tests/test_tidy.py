@@ -72,6 +72,7 @@ TESTED_THROUGH_OTHERS = {
     "gateway.surfaces.rest_v2.topics": "gateway/surfaces/native/test_topics.py",
     "gateway.surfaces.rest_v3.groups": "gateway/surfaces/rest_v3/test_resources.py",
     "gateway.surfaces.rest_v3.records": "gateway/surfaces/rest_v3/test_resources.py",
+    "gateway.surfaces.rest_v3.schema_data": "gateway/surfaces/rest_v2/test_schema_records.py",
     "gateway.surfaces.sse.light_stream": "gateway/surfaces/ws/test_light.py",
     "gateway.surfaces.ws.commits": "gateway/surfaces/ws/test_stream.py",
     "gateway.surfaces.ws.elsewhere": "gateway/cluster/test_served.py",

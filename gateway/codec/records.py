@@ -179,15 +179,7 @@ def parse_records(records: object, fmt: Format, *, raw_keys: bool) -> list[Produ
 
     Raises RequestError for the first record that breaks a rule, naming it; then none is returned (R1).
     """
-    if records is None:
-        raise invalid("records must not be empty")
-    if not isinstance(records, list):
-        raise bad_request("records must be an array")
-    if not records:
-        raise invalid("records must not be empty")
-    for index, item in enumerate(records):
-        if item.__class__ is not dict:
-            raise _at_record(bad_request("must be a JSON object"), index)
+    records = check_records(records)
     keys: Encoded
     values: Encoded
     if len(records) == 1 and fmt is Format.JSON:  # the commonest request, without the lists of the others
@@ -197,6 +189,25 @@ def parse_records(records: object, fmt: Format, *, raw_keys: bool) -> list[Produ
     else:
         keys = encode_keys([item.get("key") for item in records], fmt, raw_keys=raw_keys)
         values = encode_column([item.get("value") for item in records], fmt)
+    return encoded_records(records, keys, values)
+
+
+def check_records(records: object) -> list[dict[str, object]]:
+    """The `records` of a request, if they are objects. Raises RequestError."""
+    if records is None:
+        raise invalid("records must not be empty")
+    if not isinstance(records, list):
+        raise bad_request("records must be an array")
+    if not records:
+        raise invalid("records must not be empty")
+    for index, item in enumerate(records):
+        if item.__class__ is not dict:
+            raise at_record(bad_request("must be a JSON object"), index)
+    return records
+
+
+def encoded_records(records: Sequence[dict[str, object]], keys: Encoded, values: Encoded) -> list[ProduceRecord]:
+    """As `parse_records`, of records whose keys and values are bytes already."""
     new = tuple.__new__  # a NamedTuple's own constructor takes three times as long
     parsed: list[ProduceRecord] = []
     append = parsed.append
@@ -219,7 +230,22 @@ def parse_records(records: object, fmt: Format, *, raw_keys: bool) -> list[Produ
             else:
                 append(_parse_fields(item, key, value))
     except RequestError as error:
-        raise _at_record(error, len(parsed)) from None
+        raise at_record(error, len(parsed)) from None
+    return parsed
+
+
+def encoded_records_in_steps(
+    records: list[dict[str, object]], keys: Encoded, values: Encoded, *, size_bytes: int
+) -> Generator[None, None, list[ProduceRecord]]:
+    """As `encoded_records`, which is what the generator returns, of a text of so many bytes, some of them a step."""
+    parsed: list[ProduceRecord] = []
+    for part in parts(records, size_bytes):
+        first, last = len(parsed), len(parsed) + len(part)
+        try:
+            parsed += encoded_records(part, keys[first:last], values[first:last])
+        except RequestError as error:
+            raise _further(error, first) from None
+        yield
     return parsed
 
 
@@ -462,7 +488,7 @@ def _encode_json_value(value: object, index: int) -> bytes | None:
     try:
         return orjson.dumps(value)
     except TypeError as error:  # nested too deeply to be written again
-        raise _at_record(invalid(f"key or value cannot be stored as JSON: {error}"), index) from error
+        raise at_record(invalid(f"key or value cannot be stored as JSON: {error}"), index) from error
 
 
 def _encode_binary(values: list[object]) -> Encoded:
@@ -476,7 +502,7 @@ def _encode_binary(values: list[object]) -> Encoded:
             else:
                 raise bad_request('key and value must be base64 strings; send JSON as it is with "?format=json"')
     except RequestError as error:
-        raise _at_record(error, len(encoded)) from None
+        raise at_record(error, len(encoded)) from None
     return encoded
 
 
@@ -488,7 +514,7 @@ def _encode_text(values: list[object]) -> Encoded:
         elif isinstance(value, str):
             encoded.append(value.encode())
         else:
-            raise _at_record(bad_request("key and value must be strings in the text format"), len(encoded))
+            raise at_record(bad_request("key and value must be strings in the text format"), len(encoded))
     return encoded
 
 
@@ -530,7 +556,7 @@ def _further(error: RequestError, count: int) -> RequestError:
     return RequestError(error.error_code, error.message, validation_errors=named)
 
 
-def _at_record(error: RequestError, index: int) -> RequestError:
+def at_record(error: RequestError, index: int) -> RequestError:
     """The same error with the record's index in `validation_errors`; the message keeps the words clients look for."""
     return RequestError(error.error_code, error.message, validation_errors=[f"records[{index}]: {error.message}"])
 
@@ -680,13 +706,15 @@ def render_record(
     fmt: Format | None,
     *,
     topic_id: int | None = None,
+    fields: Mapping[str, object] | None = None,
 ) -> dict[str, object]:
-    """One record of an entry as `render_records_in_steps` has it, for those who look at records one by one."""
+    """One record of an entry as `render_records_in_steps` has it, for those who look at records one by one. `fields`: its key
+    and value, where they are not in `fmt`."""
+    if fields is None:
+        fields = render_parts(record.key, record.value, (), fmt, json_values=entry.json_values, raw_keys=entry.raw_keys)
     item: dict[str, object] = {
         "topic": topic,
-        **render_parts(
-            record.key, record.value, record.headers, fmt, json_values=entry.json_values, raw_keys=entry.raw_keys
-        ),
+        **fields,
         "partition": partition,
         "offset": record.offset,
         "timestamp": record.timestamp,
@@ -694,6 +722,8 @@ def render_record(
     }
     if topic_id is not None:
         item["message_id"] = f"{message_id_prefix(topic_id, partition)}{record.offset}"
+    if record.headers:
+        add_headers(item, record.headers)
     return item
 
 
@@ -734,17 +764,18 @@ def _json_fields(key: bytes | None, value: bytes | None, raw_keys: bool) -> dict
         elif _is_json(key):
             return {"key": _fragment(key), "value": shown}
     what = "key is not UTF-8, or its value" if raw_keys else "key or value"
-    return _undecodable(key, value, f"The record's {what} is not JSON.")
+    return undecodable_fields(key, value, f"The record's {what} is not JSON.")
 
 
 def _text_fields(key: bytes | None, value: bytes | None, raw_keys: bool) -> dict[str, object]:
     try:
         return {"key": None if key is None else key.decode(), "value": None if value is None else value.decode()}
     except UnicodeDecodeError:
-        return _undecodable(key, value, "The record's key or value is not UTF-8.")
+        return undecodable_fields(key, value, "The record's key or value is not UTF-8.")
 
 
-def _undecodable(key: bytes | None, value: bytes | None, error: str) -> dict[str, object]:
+def undecodable_fields(key: bytes | None, value: bytes | None, error: str) -> dict[str, object]:
+    """Key and value of a record that does not decode in the format asked for."""
     fields: dict[str, object] = {"key": None, "value": None}
     if key is not None:
         fields["key_b64"] = _b64(key)

@@ -3,7 +3,8 @@
     {"partition_id": 1, "headers": [{"name": "h", "value": "<base64>"}], "timestamp": "2026-01-01T00:00:00Z",
      "key": {"type": "STRING", "data": "u1"}, "value": {"type": "JSON", "data": {"sku": 9}}}
 
-Types are BINARY (base64), JSON and STRING; the ones that need a schema registry are refused. `tag`, `delay_ms`,
+Types are BINARY (base64), JSON and STRING; what needs a schema registry (AVRO, JSONSCHEMA, PROTOBUF, or a schema's id
+instead of a type) comes here as `SerializedData`, and is refused where there is no registry. `tag`, `delay_ms`,
 `deliver_at`, `msg_id`, `message_group` and `schedule_key` are ours, beside the standard fields. Unlike v2, each record
 is judged alone.
 """
@@ -14,6 +15,7 @@ import binascii
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import lru_cache
+from typing import NamedTuple
 
 import orjson
 
@@ -23,19 +25,32 @@ from gateway.errors import RequestError, bad_request, invalid
 
 _OWN = ("tag", "delay_ms", "deliver_at", "msg_id", "message_group", "schedule_key", "queues")
 _KNOWN = frozenset(("partition_id", "headers", "key", "value", "timestamp", *_OWN))
-_DATA_KNOWN = frozenset(("type", "data", "subject_name_strategy", "subject", "schema_id", "schema_version", "schema"))
-_TYPES = ("BINARY", "JSON", "STRING")
+DATA_FIELDS = frozenset(("type", "data", "subject_name_strategy", "subject", "schema_id", "schema_version", "schema"))
+PLAIN_TYPES = ("BINARY", "JSON", "STRING")
+
+
+class SerializedData(NamedTuple):
+    """A key or value by a schema, and what its receipt says of it."""
+
+    data: bytes | None
+    shown: Mapping[str, object]
+
 
 DataTypes = tuple[object, object]
-"""The types of key and value, as a record names them."""
+"""The types of key and value, as a record names them, or all that a receipt says of them."""
 
 
 def data_types(value: object) -> DataTypes:
     """The types that a record names for its key and value; they come back in its receipt."""
     if not isinstance(value, dict):
         return None, None
-    key, data = value.get("key"), value.get("value")
-    return key.get("type") if isinstance(key, dict) else None, data.get("type") if isinstance(data, dict) else None
+    return _data_type(value.get("key")), _data_type(value.get("value"))
+
+
+def _data_type(part: object) -> object:
+    if isinstance(part, SerializedData):
+        return part.shown
+    return part.get("type") if isinstance(part, dict) else None
 
 
 def parse_v3_record(value: object, *, raw_keys: bool) -> ProduceRecord | RequestError:
@@ -96,7 +111,8 @@ def receipt_of(
     }
     for name, data, kind in (("key", record.key, types[0]), ("value", record.value, types[1])):
         if data is not None:
-            receipt[name] = {"type": kind, "size": len(data)}
+            shown = kind if isinstance(kind, Mapping) else {"type": kind}
+            receipt[name] = {**shown, "size": len(data)}
     return receipt
 
 
@@ -122,14 +138,16 @@ def _data(name: str, part: object, *, strings_raw: bool = False) -> bytes | None
     """The bytes of a key or value. `strings_raw`: a JSON string is its UTF-8, as STRING is."""
     if part is None:
         return None
+    if isinstance(part, SerializedData):
+        return part.data
     if not isinstance(part, Mapping):
         raise bad_request(f'{name}: must be an object such as {{"type": "JSON", "data": 1}}')
     for field in part:
-        if field not in _DATA_KNOWN:
+        if field not in DATA_FIELDS:
             raise invalid(f"Unrecognized field: {name}.{field}")
     kind, data = part.get("type"), part.get("data")
-    if kind not in _TYPES:
-        raise bad_request(f"{name}: type must be one of {', '.join(_TYPES)}; this server has no schema registry")
+    if kind not in PLAIN_TYPES:
+        raise bad_request(f"{name}: type must be one of {', '.join(PLAIN_TYPES)}; this server has no schema registry")
     if data is None:
         return None
     if kind == "JSON":

@@ -31,6 +31,7 @@ from gateway.main.memory import give_back_forever
 from gateway.main.metrics import Collector, process_metrics, registry_of, text_metrics
 from gateway.main.notify import Notifier
 from gateway.main.reload import AuthReloader
+from gateway.main.schemas import opened_schemas
 from gateway.main.storeless import OWN_ROUTES, reload_quietly, rows_of, storeless_gateway
 from gateway.main.tls import ServerTls
 from gateway.routing.detector import Detector
@@ -91,6 +92,7 @@ async def run(
         gateway = storeless_gateway(config, clock, routes, cluster_id=node.cluster_id, admin=admin)
         sources = (lambda: process_metrics(config.limits), lambda: text_metrics(gateway.texts))
         gateway = replace(gateway, metrics=registry_of(Collector(gateway.stats, gateway.producer, sources)))
+        gateway = replace(gateway, schemas=await parts.enter_async_context(opened_schemas(config.registry)))
         if auth is not None:
             gateway = replace(gateway, authenticator=auth.authenticator)
         application = application_of(gateway, rows_of(ToNodes(node, forwarder), OWN_ROUTES, local=LOCAL_ROUTES))

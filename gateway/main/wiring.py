@@ -80,6 +80,7 @@ from gateway.main.notify import Notifier
 from gateway.main.readings import Readings
 from gateway.main.recurring_names import RecurringNames
 from gateway.main.reload import AuthReloader, reload_forever
+from gateway.main.schemas import opened_schemas
 from gateway.main.timer_shards import TimerShards
 from gateway.main.tls import ServerTls
 from gateway.main.version import installed_version
@@ -239,7 +240,8 @@ async def run(
         loop_watch = LoopWatch()
         readings = Readings(gateway, store, timers, admin, groups, loop_watch)
         figures = Figures(readings, clock_ms=clock.now_ms, monotonic_ms=lambda: monotonic_ns() // 1_000_000)
-        gateway = replace(gateway, figures=figures)
+        schemas = await parts.enter_async_context(opened_schemas(config.registry))
+        gateway = replace(gateway, figures=figures, schemas=schemas)
         application = build_application(gateway)
         application[SCHEDULES] = timers
         application[RECURRING] = recurring
@@ -430,6 +432,7 @@ def _restored_instances(gateway: Gateway) -> Instances:
         limits=gateway.limits,
         idle_timeout_ms=gateway.config.consumer_instance_timeout_ms,
         draining=gateway.draining,
+        schemas=gateway.schemas,
     )
     instances.restore()
     return instances

@@ -40,6 +40,7 @@ from gateway.main.garbage import calm_collector
 from gateway.main.listener import listening
 from gateway.main.memory import give_back_forever, resident_bytes, share_one_arena
 from gateway.main.reload import AuthReloader
+from gateway.main.schemas import opened_schemas
 from gateway.main.storeless import OWN_ROUTES, reload_quietly, rows_of, storeless_gateway
 from gateway.main.tls import ServerTls
 from gateway.main.worker_counts import Counts
@@ -149,6 +150,7 @@ async def run(start: Start, stopping: asyncio.Event) -> None:
         topics = Topics(start.number, broker, routes if node is None else None, auth)
         await topics.step(0)
         gateway = storeless_gateway(config, clock, routes, cluster_id=start.cluster_id)
+        gateway = replace(gateway, schemas=await parts.enter_async_context(opened_schemas(config.registry)))
         stats = gateway.stats
         if auth is not None:
             gateway = replace(gateway, authenticator=auth.authenticator)

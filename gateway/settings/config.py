@@ -8,8 +8,8 @@ Later wins: defaults, TOML file, environment, flags. A setting is named `port` o
     flag          --port 8082          --acks written       (the CLI maps its flags to setting names)
 
 The sections are the dataclasses of the parts: `store`, `timer`, `limits`, `auth`, `tls`, `kafka`,
-`cluster`. Secrets are never
-settings: settings name the files that hold them, so nothing here needs to be hidden from a log. Unknown names are
+`registry`, `cluster`. Secrets are never settings: settings name the files that hold them, so nothing here needs to be
+hidden from a log. Unknown names are
 refused everywhere, so a misspelt setting never passes for its default.
 """
 
@@ -30,6 +30,7 @@ from gateway.auth.operator_files import SETTINGS_BYTES_MAX, parse_toml, read_fil
 from gateway.settings.cluster import ClusterConfig
 from gateway.settings.kafka import KafkaConfig, KafkaListener
 from gateway.settings.limits import Limits
+from gateway.settings.registry import RegistryConfig
 from gateway.settings.tls import TlsConfig
 from store.config import StoreConfig
 from timer.config import TimerConfig, check_retention
@@ -142,6 +143,7 @@ class GatewayConfig:
     auth: AuthConfig
     tls: TlsConfig = field(default_factory=TlsConfig)
     kafka: KafkaConfig = field(default_factory=KafkaConfig)
+    registry: RegistryConfig = field(default_factory=RegistryConfig)
     cluster: ClusterConfig = field(default_factory=ClusterConfig)
     limits: Limits = field(default_factory=Limits)
     """`delay_ms_max` among them is the timer's `delay_max_ms`."""
@@ -278,6 +280,7 @@ def build(settings: Mapping[str, object]) -> GatewayConfig:
             auth=AuthConfig(data=data, **section("auth")),
             tls=TlsConfig(**section("tls")),
             kafka=KafkaConfig(**section("kafka")),
+            registry=RegistryConfig(**section("registry")),
             cluster=ClusterConfig(**section("cluster")),
             limits=Limits(delay_ms_max=timer.delay_max_ms, **section("limits")),
             **{name: value for name, value in values.items() if "." not in name},  # type: ignore[arg-type]
@@ -326,7 +329,7 @@ def _settings_of(cls: type, prefix: str, derived: frozenset[str]) -> dict[str, o
     return {prefix + item.name: hints[item.name] for item in fields(cls) if item.name not in derived}
 
 
-SECTIONS = frozenset(("store", "timer", "auth", "tls", "kafka", "cluster", "limits"))
+SECTIONS = frozenset(("store", "timer", "auth", "tls", "kafka", "registry", "cluster", "limits"))
 
 _KNOWN: dict[str, object] = {
     **_settings_of(GatewayConfig, "", SECTIONS | {"sources"}),
@@ -335,6 +338,7 @@ _KNOWN: dict[str, object] = {
     **_settings_of(AuthConfig, "auth.", frozenset(("data",))),
     **_settings_of(TlsConfig, "tls.", frozenset()),
     **_settings_of(KafkaConfig, "kafka.", frozenset()),
+    **_settings_of(RegistryConfig, "registry.", frozenset()),
     **_settings_of(ClusterConfig, "cluster.", frozenset()),
     **_settings_of(Limits, "limits.", frozenset(("delay_ms_max",))),
 }

@@ -20,6 +20,7 @@ from gateway.settings.cluster import ClusterConfig
 from gateway.settings.config import GatewayConfig, Plain, known_settings, plain, settings_of, variable_of
 from gateway.settings.kafka import KafkaConfig
 from gateway.settings.limits import Limits
+from gateway.settings.registry import RegistryConfig
 from gateway.settings.tls import TlsConfig
 from store.config import StoreConfig
 from store.limits import KiB, MiB
@@ -53,6 +54,7 @@ _SECTIONS: dict[str, tuple[type, str]] = {
     "auth": (AuthConfig, "Authentication: `[auth]`"),
     "tls": (TlsConfig, "TLS: `[tls]`"),
     "kafka": (KafkaConfig, "Kafka clients: `[kafka]`"),
+    "registry": (RegistryConfig, "A schema registry: `[registry]`"),
     "cluster": (ClusterConfig, "Several nodes: `[cluster]`"),
     "limits": (Limits, "Limits: `[limits]`"),
 }

@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
@@ -66,6 +67,30 @@ def jars(tools: Path, name: str, artifacts: Sequence[str], *, alone: bool = Fals
         f"its Maven artifacts ({', '.join(artifacts)}) cannot be had",
     )
     shutil.rmtree(target, ignore_errors=True)
+    building.rename(target)
+    return target
+
+
+def archive(tools: Path, name: str, artifact: str) -> Path:
+    """A directory with what a Maven artifact ("group:artifact:version:type:classifier") holds that is a tar archive.
+    Raises Unavailable."""
+    target = tools / name
+    if target.exists():
+        return target
+    maven = program("mvn", "maven")
+    program("java", "default-jre-headless")
+    building = (tools / f"{name}.new").absolute()
+    shutil.rmtree(building, ignore_errors=True)
+    building.mkdir(parents=True)
+    _run(
+        [maven, "-q", "-B", "dependency:copy", f"-Dartifact={artifact}", f"-DoutputDirectory={building}"],
+        building,
+        f"its Maven artifact {artifact} cannot be had",
+    )
+    [packed] = building.iterdir()
+    with tarfile.open(packed) as tar:
+        tar.extractall(building, filter="data")
+    packed.unlink()
     building.rename(target)
     return target
 

@@ -31,6 +31,7 @@ from gateway.surfaces.http.media import BATCH_TYPE, LINES_TYPE
 from gateway.surfaces.http.routes import Row
 from gateway.surfaces.ws.commands import PERMISSIONS
 from gateway.surfaces.ws.protocol import binary_frame
+from loadtest.turns import registry
 from loadtest.turns.kafka import create_topics, in_crowd, requests
 from store import record_batch
 from store.limits import BATCH_RECORDS_MAX, HEADER_COUNT_MAX, PARTITIONS_MAX, MiB
@@ -227,6 +228,7 @@ def cases(size: Size) -> Iterator[Case]:
     yield from _sends(size.value)
     yield from _framings()
     yield from _reads()
+    yield from _schemas(size.value)
     yield from _queues()
     yield from _instances()
     yield from _sockets(size.value)
@@ -268,6 +270,10 @@ async def prepare(client: Client, size: Size) -> None:
     body = _records([{"value": "x" * 1000}] * (size.value // 2048))
     for _ in range(6 * MiB * 4 // len(body) + 2):
         await client.send("POST", "/topics/large", body)
+    for topic, values in registry.HARMFUL.items():
+        await client.send("PUT", f"/mq/v1/topics/{topic}", b'{"partitions":1}', kind="application/json")
+        encoded = [{"value": base64.b64encode(value).decode()} for value in values()]
+        await client.send("POST", f"/topics/{topic}", _records(encoded), kind=BINARY)
     every = _records([{"value": number, "partition": number % PARTITIONS_MAX} for number in range(RECORDS_MAX)])
     await client.send("POST", "/topics/wide", every)
     await client.send("POST", "/topics/busy", _records([{"value": number} for number in range(RECORDS_MAX)]))
@@ -550,6 +556,34 @@ async def _listened(client: Client, path: str) -> str:
         return await asyncio.wait_for(client.outcome("GET", path), 2 * _STREAM_READ_S)
     except TimeoutError:
         return "goes on"
+
+
+def _schemas(size: int) -> Iterator[Case]:
+    """By the schemas of a registry: the largest sends, and reads of what its senders have made to harm."""
+    avro, schema = "application/vnd.kafka.avro.v2+json", "application/vnd.kafka.jsonschema.v2+json"
+    each = "x" * max(1, size // RECORDS_MAX - 100)
+    headers = [{"key": f"h{number}", "value": "YQ=="} for number in range(HEADER_COUNT_MAX)]
+    deep = orjson.Fragment(b"[" * 200 + b"]" * 200)
+    many: dict[str, tuple[str, int, Callable[[], list[dict[str, object]]]]] = {
+        "texts by a schema": (avro, registry.TEXT, lambda: [{"value": each}] * RECORDS_MAX),
+        "headers by a schema": (
+            avro, registry.TEXT, lambda: [{"value": "x", "headers": headers}] * min(size // 2048, 5_000),
+        ),
+        "deep by a schema": (schema, registry.ANYTHING, lambda: [{"value": deep}] * 400),
+        "one bad by a schema": (
+            avro, registry.TEXT, lambda: [{"value": "x" if n < RECORDS_MAX - 1 else 1} for n in range(RECORDS_MAX)],
+        ),
+    }  # fmt: skip
+    for name, (kind, number, records) in many.items():
+        body = partial(_by_schema, number, records)
+        yield _request("produce", name, "POST", "/topics/orders", body, kind)
+    for topic in registry.HARMFUL:
+        path = f"/topics/{topic}/partitions/0/records?offset=0"
+        yield _request("fetch", f"{topic} by a schema", "GET", path, Accept=avro)
+
+
+def _by_schema(number: int, records: Callable[[], Sequence[Mapping[str, object]]]) -> bytes:
+    return orjson.dumps({"value_schema_id": number, "records": records()})
 
 
 def _queues() -> Iterator[Case]:

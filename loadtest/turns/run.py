@@ -14,6 +14,7 @@ from typing import NamedTuple
 import aiohttp
 
 from loadtest.turns.cases import HELD_MS_MAX, Case, Client, Size, cases, prepare, prepare_crowd
+from loadtest.turns.registry import answering
 
 TRIES, LATE_MAX = 5, 1
 """A case over its limit is run again, to so many times in all, and may be over it in LATE_MAX of them: what shares the
@@ -67,7 +68,11 @@ async def _measure(
     data: Path, size: Size, wanted: Callable[[Case], bool], tell: Callable[[Turn], None], is_scaled: bool
 ) -> list[Turn]:
     turns = []
-    async with _server(data) as (url, kafka_port, longest), aiohttp.ClientSession() as session:
+    async with (
+        answering() as registry,
+        _server(data, registry) as (url, kafka_port, longest),
+        aiohttp.ClientSession() as session,
+    ):
         client = Client(url, kafka_port, session)
         await prepare(client, size)
         is_crowded = False
@@ -102,11 +107,11 @@ async def _run(client: Client, case: Case, longest: Ask, is_scaled: bool) -> Tur
 
 
 @asynccontextmanager
-async def _server(data: Path) -> AsyncIterator[tuple[str, int, Ask]]:
+async def _server(data: Path, registry: str) -> AsyncIterator[tuple[str, int, Ask]]:
     """The URL of a running server, its port for Kafka clients, and what asks it for the longest turn."""
     with (data / "server.log").open("wb") as errors:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "loadtest.turns.server", str(data / "data"),
+            sys.executable, "-m", "loadtest.turns.server", str(data / "data"), registry,
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=errors,
         )  # fmt: skip
     assert process.stdin is not None

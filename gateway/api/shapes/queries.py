@@ -80,7 +80,14 @@ Acks = Annotated[
 Selector = Annotated[str, judged(SELECTOR_SCHEMA)]
 Format = Annotated[
     str,
-    _text("Overrides the format that Content-Type or Accept names.", enum=["json", "binary", "text"]),
+    _text("Overrides the format that Accept names.", enum=["json", "binary", "text"]),
+]
+AnyFormat = Annotated[
+    str,
+    _text(
+        "Overrides the format that Content-Type or Accept names. The last three need a schema registry.",
+        enum=["json", "binary", "text", "avro", "jsonschema", "protobuf"],
+    ),
 ]
 DelayMs = Annotated[int, judged(_delay)]
 DeliverAt = Annotated[int, at_time("Deliver then what has no delay of its own. Excludes delay_ms.")]
@@ -199,7 +206,7 @@ class SendQuery(Shape):
     """How the records of a request are sent."""
 
     acks: Acks | None = None
-    format: Format | None = None
+    format: AnyFormat | None = None
     selector: Selector | None = None
     delay_ms: DelayMs | None = None
     deliver_at: DeliverAt | None = None
@@ -277,7 +284,7 @@ class FetchQuery(Shape):
         OFFSET_MAX
     )
     reset: Reset | None = None
-    format: Format | None = None
+    format: AnyFormat | None = None
     filter: Filter | None = None
 
 

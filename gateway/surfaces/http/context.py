@@ -18,6 +18,7 @@ from gateway.api.figures import Figures, no_figures
 from gateway.api.lease import AllLeases
 from gateway.api.producer import Producer
 from gateway.api.read import Consumer
+from gateway.api.schemas import Schemas
 from gateway.api.topics import TopicAdmin
 from gateway.api.trail import Trail
 from gateway.auth.authenticator import Anybody, Authenticator
@@ -183,6 +184,9 @@ class Gateway:
 
     trail: Trail | None = None
     """None: nothing of what is administered is recorded."""
+
+    schemas: Schemas | None = None
+    """None: there is no schema registry, and what needs one is refused."""
 
     metrics: CollectorRegistry = field(default_factory=lambda: CollectorRegistry(auto_describe=False))
     figures: Figures = field(default_factory=no_figures)

@@ -1,8 +1,8 @@
 """Content negotiation: which format a body has, and which an answer takes.
 
 Grammar of the REST Proxy's media types: `application/vnd.kafka[.<embedded>][.v1|.v2]+json`; embedded is `binary` (also
-when left out on a send or a read), `json`, `text`, or one of the schema formats, which need a schema registry: this
-server has none, and says what to use instead (42202).
+when left out on a send or a read), `json`, `text`, or one of the schema formats, which need a schema registry: a
+server without one says what to use instead (42202).
 `application/json` and `application/octet-stream` count as binary. Raw RecordBatches have a type of their own.
 
 A send without Content-Type is refused: it is the one kind of body a foreign web page can send unasked.
@@ -14,7 +14,9 @@ import re
 from functools import lru_cache
 from typing import NamedTuple
 
+from gateway.api.schemas import Schemas
 from gateway.codec.records import Format
+from gateway.codec.schema_parts import SchemaFormat
 from gateway.errors import SCHEMA_FORMAT, RequestError, invalid
 
 BATCH_TYPE = "application/vnd.mq.batch"
@@ -22,33 +24,43 @@ LINES_TYPE = "application/x-ndjson"
 JSON_TYPE = "application/json"
 V2_TYPE = "application/vnd.kafka.v2+json"
 
-SCHEMA_FORMATS = ("avro", "jsonschema", "protobuf")
-_KAFKA = re.compile(rf"application/vnd\.kafka(?:\.(json|binary|text|{'|'.join(SCHEMA_FORMATS)}))?(?:\.v[12])?\+json")
-_FORMATS = {None: Format.BINARY, "binary": Format.BINARY, "json": Format.JSON, "text": Format.TEXT}
-_BY_NAME = {fmt.value: fmt for fmt in Format}
+AnyFormat = Format | SchemaFormat
+
+_BY_NAME: dict[str, AnyFormat] = {fmt.value: fmt for kind in (Format, SchemaFormat) for fmt in kind}
+_KAFKA = re.compile(rf"application/vnd\.kafka(?:\.({'|'.join(_BY_NAME)}))?(?:\.v[12])?\+json")
 LINES_TYPES = (LINES_TYPE, "application/ndjson", "application/jsonl")
 _ANYTHING = ("*/*", "application/*", "*/json")
 
 
 class RecordsType(NamedTuple):
-    """The form an answer with records takes: a JSON array in a format; lines (NDJSON) in a format, or in the native
-    form when `fmt` is None; else raw batches."""
+    """The form an answer with records takes: a JSON array in a format, or in a schema format (and `fmt` is None); lines
+    (NDJSON) in a format, or in the native form when `fmt` is None; else raw batches."""
 
     content_type: str
     fmt: Format | None
     is_lines: bool = False
+    schema_format: SchemaFormat | None = None
 
 
-def format_named(name: str) -> Format:
-    """The format of a `?format=` parameter. Raises RequestError 422, or 42202 for a schema format."""
+def any_format_named(name: str) -> AnyFormat:
+    """The format of a `?format=` parameter. Raises RequestError 422."""
     try:
         return _BY_NAME[name]
     except KeyError:
-        raise no_schemas(name) if name in SCHEMA_FORMATS else invalid("Invalid format type.") from None
+        raise invalid("Invalid format type.") from None
 
 
-def no_schemas(name: str) -> RequestError:
+def format_named(name: str) -> Format:
+    """As `any_format_named`, where no schema format can be had. Raises RequestError 42202 for those."""
+    fmt = any_format_named(name)
+    if isinstance(fmt, SchemaFormat):
+        raise no_schemas(fmt)
+    return fmt
+
+
+def no_schemas(fmt: SchemaFormat) -> RequestError:
     """The answer to a schema format: what it is used for works without one."""
+    name = fmt.value
     return RequestError(
         SCHEMA_FORMAT,
         f"{name} needs a schema registry, which this server does not have. Use the format json for JSON as it is, or "
@@ -57,10 +69,16 @@ def no_schemas(name: str) -> RequestError:
     )
 
 
+def schemas_for(schemas: Schemas | None, fmt: SchemaFormat) -> Schemas:
+    """The schemas of a server. Raises RequestError 42202 when it has none."""
+    if schemas is None:
+        raise no_schemas(fmt)
+    return schemas
+
+
 @lru_cache(maxsize=256)
-def sent_format(content_type: str) -> Format | None:
-    """The embedded format of a send's Content-Type; None for raw batches. Raises RequestError 415, or 42202 for a
-    schema format."""
+def sent_format(content_type: str) -> AnyFormat | None:
+    """The embedded format of a send's Content-Type; None for raw batches. Raises RequestError 415."""
     media = content_type.partition(";")[0].strip().lower()
     if media == BATCH_TYPE:
         return None
@@ -68,9 +86,7 @@ def sent_format(content_type: str) -> Format | None:
         return Format.BINARY
     match = _KAFKA.fullmatch(media)
     if match is not None:
-        if match[1] in SCHEMA_FORMATS:
-            raise no_schemas(match[1])
-        return _FORMATS[match[1]]
+        return Format.BINARY if match[1] is None else _BY_NAME[match[1]]
     raise RequestError(
         415,
         "HTTP 415 Unsupported Media Type: send application/vnd.kafka.json.v2+json (or binary, text), "
@@ -90,9 +106,9 @@ def json_type(accept: str, default: str) -> str:
 
 
 @lru_cache(maxsize=256)
-def records_type(accept: str) -> RecordsType:
-    """The form of an answer with records, for an Accept header. Raises RequestError 406, or 42202 where the most wanted
-    of what cannot be is a schema format."""
+def records_type(accept: str, *, has_schemas: bool = False) -> RecordsType:
+    """The form of an answer with records, for an Accept header. Raises RequestError 406, or, on a server without a
+    schema registry, 42202 where the most wanted of what cannot be is a schema format."""
     refusal = _not_acceptable()
     for media in preferred_types(accept):
         if media == BATCH_TYPE:
@@ -105,16 +121,20 @@ def records_type(accept: str) -> RecordsType:
             return RecordsType(JSON_TYPE, Format.BINARY)
         match = _KAFKA.fullmatch(media)
         if match is not None:
-            if match[1] not in SCHEMA_FORMATS:
-                return kafka_records_type(_FORMATS[match[1]])
+            fmt = Format.BINARY if match[1] is None else _BY_NAME[match[1]]
+            if has_schemas or not isinstance(fmt, SchemaFormat):
+                return kafka_records_type(fmt)
             if refusal.error_code != SCHEMA_FORMAT:
-                refusal = no_schemas(match[1])
+                refusal = no_schemas(fmt)
     raise refusal
 
 
-def kafka_records_type(fmt: Format) -> RecordsType:
+def kafka_records_type(fmt: AnyFormat) -> RecordsType:
     """The REST Proxy's type for records in a format."""
-    return RecordsType(f"application/vnd.kafka.{fmt.value}.v2+json", fmt)
+    content_type = f"application/vnd.kafka.{fmt.value}.v2+json"
+    if isinstance(fmt, SchemaFormat):
+        return RecordsType(content_type, None, schema_format=fmt)
+    return RecordsType(content_type, fmt)
 
 
 def prefers(accept: str, *wanted: str) -> str | None:

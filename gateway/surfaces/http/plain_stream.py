@@ -5,13 +5,15 @@ record. Cut, read and answered by what the stream is made of.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from aiohttp import hdrs
 from aiohttp.http_parser import RawRequestMessage
 
 from gateway.api.producer import Receipt
+from gateway.codec.documents import Document
+from gateway.codec.native import Parsed
 from gateway.codec.records import ProduceRecord
 from gateway.errors import RequestError
 from gateway.routing.base import TopicView
@@ -23,6 +25,10 @@ from gateway.surfaces.http.send_options import acks_named
 
 class PlainDialect(Dialect, Protocol):
     """A dialect that reads and writes the commonest record at once: a test compares it with what all others get."""
+
+    def parse(self, documents: Sequence[Document]) -> Parsed:
+        """The records of documents, or for each the error it is answered with: of some, as `parsed` may do more."""
+        ...
 
     def parse_plain(self, document: bytes) -> ProduceRecord | None:
         """As `parse`, for a record with nothing but a key and a value; None: that must look. Raises RequestError, or

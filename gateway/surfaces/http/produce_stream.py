@@ -50,8 +50,8 @@ Outcome = Receipt | RequestError
 class Dialect(Protocol):
     """How one surface writes records and receipts."""
 
-    def parse(self, documents: Sequence[Document]) -> Parsed:
-        """The records of documents, or for each the error it is answered with."""
+    async def parsed(self, documents: Sequence[Document]) -> Parsed:
+        """The records of documents, or for each the error it is answered with. Asked for one group after the other."""
         ...
 
     def receipt(self, request_index: int, record: ProduceRecord, receipt: Receipt) -> dict[str, object]:
@@ -191,7 +191,7 @@ class ProduceStream:
         """Begin to send documents in groups; wait while too many are under way."""
         for part in _parts(documents):
             self._access.check(Permission.SEND, topic=self._topic)  # rules may have changed since the stream began
-            parsed = self._dialect.parse([await _readable(part[0])] if len(part) == 1 else part)
+            parsed = await self._dialect.parsed([await _readable(part[0])] if len(part) == 1 else part)
             identity = None if self._identity is None else self._identity.at(self._next_index)
             group = _Group(self._next_index, parsed, tasks.create_task(self._send(parsed, identity)))
             self._next_index += len(parsed.records)

@@ -55,8 +55,12 @@ class NativeLines:
         self._topic_id = topic.topic_id
         self._raw_keys = topic.raw_keys
 
+    async def parsed(self, documents: Sequence[Document]) -> Parsed:
+        """See `Dialect.parsed`."""
+        return self.parse(documents)
+
     def parse(self, documents: Sequence[Document]) -> Parsed:
-        """See `Dialect.parse`."""
+        """See `PlainDialect.parse`."""
         return parse_documents(documents, raw_keys=self._raw_keys)
 
     def parse_plain(self, document: bytes) -> ProduceRecord | None:
@@ -88,7 +92,7 @@ class EventLines(NativeLines):
     """CloudEvents in structured mode, with the receipts of the native API."""
 
     def parse(self, documents: Sequence[Document]) -> Parsed:
-        """See `Dialect.parse`."""
+        """See `PlainDialect.parse`."""
         return Parsed([_event_record(document) for document in documents], False)
 
 

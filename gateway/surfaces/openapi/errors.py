@@ -39,7 +39,8 @@ MEANINGS: dict[int, str] = {
     40453: "No such token.",
     40454: "No such connection or session (any more).",
     40601: "The consumer instance has another format than `Accept` asks for.",
-    40801: "A record does not decode in the format asked for.",
+    40801: "A record does not decode in the format asked for; or the schema registry does not have a schema, or does "
+    "not take it. Nothing was stored.",
     40901: "v1: the instance reads another topic.",
     40902: "The consumer instance exists already.",
     40903: "Illegal state: both subscribed and assigned, or a partition the instance does not have.",
@@ -65,8 +66,12 @@ MEANINGS: dict[int, str] = {
     "rules are others by now.",
     41350: "One record or batch is too large.",
     41601: "The offset is out of range; `details` has the bounds.",
-    42202: "Avro, Protobuf and JSON Schema need a schema registry, which is not here: use json or binary.",
+    42201: "Avro, Protobuf or JSON Schema: there are keys, but neither `key_schema` nor `key_schema_id`.",
+    42202: "Avro, Protobuf or JSON Schema: there are values, but neither `value_schema` nor `value_schema_id`; or the "
+    "server has no schema registry: use json or binary.",
+    42203: "A key or value does not fit its schema.",
     42204: "A setting of a consumer instance is illegal.",
+    42205: "Not a schema, or one of another format.",
     42208: "Too many records, or not a batch of entries with ids.",
     42250: "A delay or due time is illegal: negative, no integer, too far, both given.",
     42251: "A tag, key, header or id is illegal or too large.",
@@ -79,8 +84,10 @@ MEANINGS: dict[int, str] = {
     "tickets or leases; too many partitions move.",
     50002: "Stored bytes fail their check: never skipped, never served.",
     50250: "The Kafka cluster of an attached topic has refused this; the message says why. Nothing was stored.",
+    50251: "The schema registry refuses this server, or what answers is none; the log says why.",
     50350: "The server is starting, stopping, or stopped by an I/O error. Whether a send was stored is unknown then.",
     50351: "Too much waits to be written or to be taken, a group is being read, or the timer is behind: try again.",
+    50352: "The schema registry does not answer. Nothing was stored, and what was to be read is still there.",
     50750: "The disk is full: nothing was stored, reads go on.",
 }
 

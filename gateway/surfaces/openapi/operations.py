@@ -112,12 +112,15 @@ GROUP = (422, 409, 40405, 42950, 50350, 50351, 50750, 50002)
 INSTANCE = (400, 422, 40403, 42950, 409, *WRITES)
 LEASES = (400, *GROUP)
 SCHEDULE = (400, 422, 40401, 404, 40450, 40950)
+REGISTRY = (42202, 50251, 50352)
 V3_TOPIC = (404, 40403)
 V3_GROUP = (404, 40405, *READS)
 
 KAFKA_JSON = "application/vnd.kafka.json.v2+json"
 KAFKA_BINARY = "application/vnd.kafka.binary.v2+json"
 KAFKA_TEXT = "application/vnd.kafka.text.v2+json"
+BY_SCHEMA = tuple(f"application/vnd.kafka.{name}.v2+json" for name in ("avro", "jsonschema", "protobuf"))
+"""What a schema registry is needed for."""
 
 PULL_HEADERS = ("Mq-Next-Offset", "Mq-Beginning-Offset", "Mq-End-Offset", "Mq-Epoch", "Vary", "Content-Encoding")
 OF_NODES = ("Mq-Missing-Nodes", "Vary", "Content-Encoding")
@@ -163,7 +166,7 @@ def lines(schema: Schema, description: str = "One JSON object a line.") -> Schem
 
 
 def _record_arrays(schema: Schema) -> dict[str, Schema]:
-    return dict.fromkeys((KAFKA_JSON, KAFKA_BINARY, KAFKA_TEXT, JSON_TYPE), schema)
+    return dict.fromkeys((KAFKA_JSON, KAFKA_BINARY, KAFKA_TEXT, *BY_SCHEMA, JSON_TYPE), schema)
 
 
 def _body(schema: Schema, *, is_required: bool = True, types: Sequence[str] = (JSON_TYPE,)) -> Body:
@@ -177,6 +180,7 @@ _PRODUCE = Operation(
             KAFKA_JSON: ref("JsonRecords"),
             KAFKA_BINARY: ref("BinaryRecords"),
             KAFKA_TEXT: ref("TextRecords"),
+            **dict.fromkeys(BY_SCHEMA, ref("SchemaRecords")),
             JSON_TYPE: ref("BinaryRecords"),
             BATCH_TYPE: said(
                 BYTES, "Kafka RecordBatches (v2), end to end; stored as they are, or with a delay record by record."
@@ -194,7 +198,22 @@ _PRODUCE = Operation(
             headers=("Mq-Acks", "Idempotent-Replayed"),
         )
     },
-    errors=(400, 415, 42202, 42208, 40956, 41250, *TOPIC, *RECORDS, *IDEMPOTENCY, *WRITES),
+    errors=(
+        400,
+        415,
+        42201,
+        42203,
+        42205,
+        42208,
+        40801,
+        40956,
+        41250,
+        *REGISTRY,
+        *TOPIC,
+        *RECORDS,
+        *IDEMPOTENCY,
+        *WRITES,
+    ),
 )
 
 _OPS: dict[str, Operation] = {
@@ -482,7 +501,7 @@ _READ: dict[str, Operation] = {
                 headers=PULL_HEADERS,
             )
         },
-        errors=(*QUERY, *PARTITION, 41601, 42202, 42252, *READS),
+        errors=(*QUERY, *PARTITION, 41601, 42252, *REGISTRY, *READS),
     ),
     "read_raw": Operation(
         tag="Read",
@@ -786,12 +805,12 @@ _INSTANCES: dict[str, Operation] = {
     "instance_records": Operation(
         tag="Consumer instances",
         answers=_READ_RECORDS,
-        errors=(*INSTANCE, 40401, 40402, 40601, 40801, 40903, 42202, 42252, 42253, 40959, 40952),
+        errors=(*INSTANCE, 40401, 40402, 40601, 40801, 40903, 42252, 42253, 40959, 40952, *REGISTRY),
     ),
     "v1_records": Operation(
         tag="Consumer instances",
         answers=_READ_RECORDS,
-        errors=(*INSTANCE, 40401, 40402, 40601, 40801, 40901, 40903, 42202, 42252, 42253, 40959, 40952),
+        errors=(*INSTANCE, 40401, 40402, 40601, 40801, 40901, 40903, 42252, 42253, 40959, 40952, *REGISTRY),
     ),
     "commit_offsets": Operation(
         tag="Consumer instances",
@@ -831,7 +850,7 @@ _INSTANCES: dict[str, Operation] = {
         answers=_DONE,
         errors=(*INSTANCE, 40401, 40402, 40903),
     ),
-    "v1_messages": Operation(tag="Read", answers=_READ_RECORDS, errors=(*QUERY, 42202, *PARTITION, *READS)),
+    "v1_messages": Operation(tag="Read", answers=_READ_RECORDS, errors=(*QUERY, *PARTITION, *REGISTRY, *READS)),
 }
 
 

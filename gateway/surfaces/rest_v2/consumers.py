@@ -31,7 +31,7 @@ from gateway.api.shapes.consumers import (
 from gateway.api.shapes.queries import CommittedQuery, PollQuery, V1MessagesQuery
 from gateway.auth.access import Permission
 from gateway.codec.filters import parse_filter
-from gateway.codec.records import Format
+from gateway.codec.schema_parts import SchemaFormat
 from gateway.errors import PARTITION_NOT_FOUND, SCHEMA_FORMAT, RequestError, invalid
 from gateway.groups.machines.progress import Start
 from gateway.groups.machines.subscription import Subscription
@@ -41,7 +41,7 @@ from gateway.surfaces.http.answer_memory import RENDERED_FACTOR
 from gateway.surfaces.http.answers import check_accept, v2_answer
 from gateway.surfaces.http.caller import access_of
 from gateway.surfaces.http.context import Gateway
-from gateway.surfaces.http.media import kafka_records_type, preferred_types, records_type
+from gateway.surfaces.http.media import AnyFormat, kafka_records_type, preferred_types, records_type, schemas_for
 from gateway.surfaces.http.reading import json_object, partition_in, read_query, read_shape
 from gateway.surfaces.http.rights import ended
 from gateway.surfaces.http.routes import SMALL_BODY_BYTES_MAX
@@ -76,10 +76,12 @@ _WITHOUT_FORMAT = ("application/vnd.kafka+json", "application/vnd.kafka.v1+json"
 # Instances
 
 
-async def create(_gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
+async def create(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
     """Create a consumer instance in a group; its name and where it is. Durable when answered."""
     check_accept(request)
     name, settings = parse_settings(_object(body))
+    if isinstance(settings.format, SchemaFormat):
+        schemas_for(gateway.schemas, settings.format)
     group = request.match_info["group"]
     name = await request.app[INSTANCES].create(group, name, settings)
     path = f"/consumers/{quote(group, safe='')}/instances/{quote(name, safe='')}"
@@ -161,8 +163,8 @@ async def v1_records(gateway: Gateway, request: web.Request, _: bytes) -> web.Re
 async def v1_messages(gateway: Gateway, request: web.Request, _: bytes) -> web.StreamResponse:
     """So many records of one partition from an offset on, as REST Proxy v1 has it."""
     query = read_query(V1MessagesQuery, request, gateway)
-    kind = records_type(request.headers.get(hdrs.ACCEPT, "*/*"))
-    if kind.fmt is None:
+    kind = records_type(request.headers.get(hdrs.ACCEPT, "*/*"), has_schemas=gateway.schemas is not None)
+    if kind.fmt is None and kind.schema_format is None:
         raise RequestError(406, "HTTP 406 Not Acceptable: raw batches are read at …/records.")
     topic = request.match_info["topic"]
     partition = partition_in(request)
@@ -175,7 +177,7 @@ async def _polled(gateway: Gateway, request: web.Request, poll: Poll, *, topic: 
     instances = request.app[INSTANCES]
     group, name = _instance(request)
     fmt = instances.settings(group, name).format
-    content_type = _records_type(request, fmt)
+    content_type = _records_type(request, fmt, has_schemas=gateway.schemas is not None)
     access = access_of(request)
     allowance = allowance_of(gateway, request)
     allowance.must_send = True  # the next read confirms it
@@ -333,21 +335,21 @@ def _host_of(request: web.Request) -> str:
     return f"[{address[0]}]:{address[1]}" if ":" in address[0] else f"{address[0]}:{address[1]}"
 
 
-def _records_type(request: web.Request, fmt: Format) -> str:
+def _records_type(request: web.Request, fmt: AnyFormat, *, has_schemas: bool) -> str:
     """The Content-Type of records. Raises RequestError 406: 40601 when the client wants another format; 42202 when it
-    wants a schema format."""
+    wants a schema format of a server that has no schema registry."""
     own = kafka_records_type(fmt).content_type
     refusal = RequestError(406, f"HTTP 406 Not Acceptable: this consumer instance answers {own}.")
     for media in preferred_types(request.headers.get(hdrs.ACCEPT, "*/*")):
         if media in _NEUTRAL or media in _WITHOUT_FORMAT:
             return own
         try:
-            kind = records_type(media)
+            kind = records_type(media, has_schemas=has_schemas)
         except RequestError as error:
             if error.error_code == SCHEMA_FORMAT and refusal.error_code == 406:
                 refusal = error
             continue
-        if kind.fmt is fmt:
+        if fmt in (kind.fmt, kind.schema_format):
             return own
         refusal = RequestError(
             FORMAT_DIFFERS,

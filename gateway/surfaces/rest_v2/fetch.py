@@ -1,6 +1,6 @@
 """GET /topics/{topic}/partitions/{partition}/records: a direct pull, at once or as a long poll that ends with the
-first record. JSON in three formats, whole RecordBatches as they are stored, or NDJSON: one record a line, a whole range
-in one answer of any length, sent as fast as the client reads.
+first record. JSON in three formats or by the schemas of a registry, whole RecordBatches as they are stored, or NDJSON:
+one record a line, a whole range in one answer of any length, sent as fast as the client reads.
 
 An answer that is larger than WHOLE_BYTES_MAX (batches: WHOLE_BATCHES_BYTES_MAX) is sent in pieces. Where it ends is
 settled before, as the headers name the offset behind it: the same entries are read twice, the first time only to know
@@ -29,7 +29,8 @@ from gateway.api.turns import in_turns
 from gateway.auth.access import Permission
 from gateway.brokers.base import BrokerUnreachable
 from gateway.codec.filters import TagFilter, parse_filter
-from gateway.codec.records import render_records_in_steps
+from gateway.codec.records import render_record, render_records_in_steps
+from gateway.codec.schema_parts import SchemaFormat
 from gateway.codec.texts import Texts, render_texts_in_steps, single_texts_in_steps
 from gateway.errors import EPOCH_CHANGED, OFFSET_OUT_OF_RANGE, RequestError, draining, invalid
 from gateway.routing.patience import patiently
@@ -43,13 +44,17 @@ from gateway.surfaces.http.fetching import BEGINNING_OFFSET, END_OFFSET, EPOCH, 
 from gateway.surfaces.http.media import (
     LINES_TYPES,
     RecordsType,
+    any_format_named,
     format_named,
     kafka_records_type,
     prefers,
     records_type,
+    schemas_for,
 )
 from gateway.surfaces.http.reading import partition_in, read_query
 from gateway.surfaces.http.streaming import PIECE_RECORDS_MAX, StreamedAnswer, pieces, records_at_once, rendered_pieces
+from gateway.surfaces.rest_v2.schema_records import RECORDS_AT_ONCE, deserialized
+from store import record_batch
 from store.limits import KiB, MiB
 from store.turns import others_turn
 from store.types import OFFSET_MAX, Buffer, Entry
@@ -67,6 +72,9 @@ PIECE_BYTES = 512 * KiB
 
 SCATTERED_MAX = 16
 """Texts of one answer that are sent as they are; more of them, which are smaller, are joined first."""
+
+SCHEMA_BYTES_MAX = 1 * MiB
+"""Of the batches of one answer in a schema format."""
 
 _EXTENT_READ_BYTES = 1 * MiB
 
@@ -92,7 +100,7 @@ class _Pull:
     @property
     def is_raw(self) -> bool:
         """Whether whole batches are wanted."""
-        return self.kind.fmt is None and not self.kind.is_lines
+        return self.kind.fmt is None and not self.kind.is_lines and self.kind.schema_format is None
 
     @property
     def last(self) -> int:
@@ -103,7 +111,7 @@ class _Pull:
 async def fetch_records(gateway: Gateway, request: web.Request, _: bytes) -> web.StreamResponse:
     """Records of one partition from an offset on, and where the next pull begins."""
     query = read_query(FetchQuery, request, gateway)
-    kind = _form_of(request, query.format)
+    kind = _form_of(request, query.format, has_schemas=gateway.schemas is not None)
     pull = await _pull_of(gateway, request, kind, query)
     fetched = await _fetch(gateway, request, pull)
     if not fetched.min_offset <= pull.start <= fetched.max_offset:
@@ -111,6 +119,8 @@ async def fetch_records(gateway: Gateway, request: web.Request, _: bytes) -> web
         fetched = await _fetch(gateway, request, pull)
     if fetched.entries and fetched.entries[0].base_offset > pull.start:  # a takeover has left a gap
         pull.start = fetched.entries[0].base_offset
+    if kind.schema_format is not None:
+        return await _by_schemas(gateway, request, pull, fetched, kind.schema_format, has_bounds=True)
     if kind.is_lines:
         return await _streamed(gateway, request, pull, fetched)
     return await _answer(gateway, request, pull, fetched, _bounds_headers(pull, fetched))
@@ -132,7 +142,44 @@ async def fetch_messages(
         timeout_ms=0,
         tag_filter=None,
     )
-    return await _answer(gateway, request, pull, await _fetch(gateway, request, pull), None)
+    fetched = await _fetch(gateway, request, pull)
+    if kind.schema_format is not None:
+        return await _by_schemas(gateway, request, pull, fetched, kind.schema_format, has_bounds=False)
+    return await _answer(gateway, request, pull, fetched, None)
+
+
+async def _by_schemas(
+    gateway: Gateway, request: web.Request, pull: _Pull, fetched: Fetched, fmt: SchemaFormat, *, has_bounds: bool
+) -> web.StreamResponse:
+    """The first records of a pull by their schemas: an answer ends earlier than in other formats."""
+    schemas = schemas_for(gateway.schemas, fmt)
+    stop = pull.last if pull.tag_filter is None else pull.stop
+    next_offset = max(pull.start, min(fetched.next_offset, stop))
+    texts: list[bytes] = []
+    if fetched.entries:
+        shown = await deserialized(
+            schemas, fmt, fetched.entries, pull.start,
+            stop=stop, count_max=pull.max_records, tag_filter=pull.tag_filter,
+        )  # fmt: skip
+        access_of(request).check(Permission.RECEIVE, topic=pull.topic)  # rules may have changed meanwhile
+        if shown.stop < fetched.entries[-1].next_offset:
+            next_offset = shown.stop
+        for entry in fetched.entries:
+            if entry.base_offset >= shown.stop:
+                break
+            for piece in record_batch.decode_in_pieces(entry.batch):
+                for record in piece:
+                    if (fields := shown.fields.get(record.offset)) is not None:
+                        item = render_record(pull.topic, pull.partition, record, entry, None, fields=fields)
+                        texts.append(orjson.dumps(item))
+                await others_turn()
+    body = b"[%b]" % b",".join(texts)
+    gateway.stats.fetched_record_count += len(texts)
+    gateway.stats.fetched_byte_count += len(body)
+    headers: dict[str, str] = {hdrs.CONTENT_TYPE: pull.kind.content_type}
+    if has_bounds:
+        headers |= {NEXT_OFFSET: str(next_offset), **_bounds_headers(pull, fetched)}
+    return await packed(request, web.Response(body=body, headers=headers))
 
 
 async def _answer(
@@ -286,6 +333,9 @@ async def _pull_of(gateway: Gateway, request: web.Request, kind: RecordsType, qu
     assert partition is not None
     if kind.is_lines:
         bytes_default = bytes_max = records_max = OFFSET_MAX  # bounded by how fast the client reads
+    elif kind.schema_format is not None:
+        bytes_default = bytes_max = SCHEMA_BYTES_MAX
+        records_max = RECORDS_AT_ONCE
     else:
         bytes_default = limits.fetch_batch_bytes_default if kind.fmt is None else limits.fetch_bytes_default
         bytes_max = limits.fetch_bytes_max
@@ -312,11 +362,13 @@ def _bounds_headers(pull: _Pull, fetched: Fetched) -> dict[str, str]:
     }
 
 
-def _form_of(request: web.Request, name: str | None) -> RecordsType:
+def _form_of(request: web.Request, name: str | None, *, has_schemas: bool) -> RecordsType:
     """The form that the parameter `format` names, else the one that Accept asks for."""
     if name is None:
-        return records_type(request.headers.get(hdrs.ACCEPT, "*/*"))
-    fmt = format_named(name)
+        return records_type(request.headers.get(hdrs.ACCEPT, "*/*"), has_schemas=has_schemas)
+    fmt = any_format_named(name) if has_schemas else format_named(name)
+    if isinstance(fmt, SchemaFormat):
+        return kafka_records_type(fmt)
     accepted = _lines_accepted(request)
     return kafka_records_type(fmt) if accepted is None else accepted._replace(fmt=fmt)
 

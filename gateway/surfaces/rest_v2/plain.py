@@ -13,6 +13,7 @@ from gateway.api.producer import BatchReceipt, Receipt
 from gateway.api.render import batch_receipt_as_json
 from gateway.codec.json_text import parse_json
 from gateway.codec.records import Format, ProduceRecord, open_envelope, parse_records, plain_record
+from gateway.codec.schema_parts import SchemaFormat
 from gateway.routing.base import TopicView
 from gateway.settings.limits import Limits
 from gateway.surfaces.http.media import V2_TYPE, json_type, sent_format
@@ -36,7 +37,7 @@ def _read(message: RawRequestMessage, *, is_batch: bool) -> Asked | None:
     if match is None:
         return None
     fmt = sent_format(message.headers.get(hdrs.CONTENT_TYPE, ""))
-    if (fmt is None) is not is_batch:
+    if (fmt is None) is not is_batch or isinstance(fmt, SchemaFormat):
         return None
     content_type = json_type(message.headers.get(hdrs.ACCEPT, "*/*"), V2_TYPE)
     topic, number, acks = match.groups()

@@ -20,6 +20,7 @@ from aiohttp import hdrs, web
 
 from gateway.api.producer import BatchReceipt, StoredBatch
 from gateway.api.render import batch_receipt_as_json, receipt_as_json
+from gateway.api.schemas import Chosen
 from gateway.api.shapes.queries import SendQuery
 from gateway.api.turns import in_turns
 from gateway.codec.columns import Columns, columns_in_steps, columns_of
@@ -36,6 +37,7 @@ from gateway.codec.records import (
     parse_records,
     parse_records_in_steps,
 )
+from gateway.codec.schema_parts import SchemaFormat
 from gateway.codec.tags import DELAYED_HEADERS
 from gateway.errors import RequestError, invalid
 from gateway.routing.base import UnknownPartition
@@ -43,7 +45,7 @@ from gateway.surfaces.http.answers import check_accept
 from gateway.surfaces.http.conditions import expected_offset
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.idempotency import mark_replayed, producer_sequence, request_identity
-from gateway.surfaces.http.media import format_named, sent_format
+from gateway.surfaces.http.media import any_format_named, schemas_for, sent_format
 from gateway.surfaces.http.produce_stream import Outcome, Sending, send_each
 from gateway.surfaces.http.reading import let_go, partition_in, read_query
 from gateway.surfaces.http.send_options import (
@@ -56,6 +58,7 @@ from gateway.surfaces.http.send_options import (
     name_of_acks,
 )
 from gateway.surfaces.http.tracing import Headers, trace_headers, traced
+from gateway.surfaces.rest_v2.schema_records import serialized
 from store import record_batch
 from store.turns import others_turn
 from store.types import Acks
@@ -73,7 +76,7 @@ async def produce(gateway: Gateway, request: web.Request, body: bytes) -> web.Re
         query = read_query(SendQuery, request, gateway, headers=DELAY_HEADERS)
         acks = acks_named(query.acks)
         if fmt is not None and query.format is not None:
-            fmt = format_named(query.format)
+            fmt = any_format_named(query.format)
         selector = query.selector
         due = due_named(query)
     topic = request.match_info["topic"]
@@ -115,6 +118,33 @@ async def produce(gateway: Gateway, request: web.Request, body: bytes) -> web.Re
         finally:
             await let_go(records, _ITEM_BYTES * sum(1 + len(record.headers) for record in records))
         offsets = rendered_receipts(singles)
+    elif isinstance(fmt, SchemaFormat):
+        schemas = schemas_for(gateway.schemas, fmt)
+        made = await serialized(
+            gateway, schemas, topic, fmt, await _envelope(body, gateway.limits.records_per_request_max), len(body)
+        )
+        trace = trace_headers(request)
+        records = [traced(record, trace) for record in delayed(made.records, due)]
+        try:
+            singles = await gateway.producer.produce(
+                topic,
+                records,
+                partition=partition,
+                json_values=False,
+                acks=acks,
+                selector=selector,
+                identity=identity,
+                sequence=sequence,
+                expected_offset=expected,
+                gives_way=True,
+            )
+        except (RequestError, UnknownPartition):  # nothing was stored
+            if identity or sequence or expected is not None or len(records) < 2:
+                raise
+            sending = Sending(gateway, topic, False, acks, partition=partition, selector=selector)
+            singles = _if_any(await send_each(sending, Parsed([*records], False)))
+        receipts = singles
+        offsets = rendered_receipts(singles, made.key_schema, made.value_schema)
     else:
         records_max = gateway.limits.records_per_request_max
         is_large = len(body) > STEP_BYTES
@@ -169,13 +199,16 @@ async def produce(gateway: Gateway, request: web.Request, body: bytes) -> web.Re
     return response
 
 
+async def _envelope(body: bytes, records_max: int) -> object:
+    """The JSON of a body. Raises RequestError."""
+    if len(body) > STEP_BYTES:
+        return await in_turns(parse_in_steps(body, elements_max=records_max))
+    return parse_json(body)
+
+
 async def _opened(body: bytes, records_max: int) -> object:
     """The `records` of a body as the parser makes them. Raises RequestError."""
-    if len(body) > STEP_BYTES:
-        envelope = await in_turns(parse_in_steps(body, elements_max=records_max))
-    else:
-        envelope = parse_json(body)
-    return open_envelope(envelope, records_max=records_max)
+    return open_envelope(await _envelope(body, records_max), records_max=records_max)
 
 
 async def _columns(sent: object, fmt: Format, size_bytes: int, *, raw_keys: bool) -> Columns | None:
@@ -231,7 +264,11 @@ async def _send_each(
             parsed.append(refusal)
         if request_index % _TURN_RECORDS == 0:
             await others_turn()
-    outcomes = await send_each(sending, Parsed(parsed, sending.json_values), trace=trace)
+    return _if_any(await send_each(sending, Parsed(parsed, sending.json_values), trace=trace))
+
+
+def _if_any(outcomes: list[Outcome]) -> list[Outcome]:
+    """What became of records, if some were stored. Raises RequestError (V2)."""
     refusals = [outcome for outcome in outcomes if isinstance(outcome, RequestError)]
     if len(refusals) == len(outcomes):
         first = next((one for one in refusals if one.retriable), refusals[0])
@@ -270,13 +307,16 @@ def rendered_columns(stored: Sequence[StoredBatch], count: int) -> bytes:
     return b'{"offsets":[%b],"key_schema_id":null,"value_schema_id":null}' % offsets
 
 
-def rendered_receipts(receipts: Sequence[Outcome]) -> bytes:
-    """The answer to records sent as JSON."""
+def rendered_receipts(
+    receipts: Sequence[Outcome], key_schema: Chosen | None = None, value_schema: Chosen | None = None
+) -> bytes:
+    """The answer to records sent as JSON, and which schemas they were serialized by."""
     offsets = [
         _refused(receipt) if isinstance(receipt, RequestError) else receipt_as_json(receipt) | _NO_ERROR
         for receipt in receipts
     ]
-    return orjson.dumps({"offsets": offsets, "key_schema_id": None, "value_schema_id": None})
+    ids = [None if schema is None else schema.schema_id for schema in (key_schema, value_schema)]
+    return orjson.dumps({"offsets": offsets, "key_schema_id": ids[0], "value_schema_id": ids[1]})
 
 
 def _refused(refusal: RequestError) -> dict[str, object]:

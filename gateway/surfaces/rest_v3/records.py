@@ -44,6 +44,7 @@ from gateway.surfaces.http.reading import BodyStream, read_query
 from gateway.surfaces.http.streaming import StreamedAnswer
 from gateway.surfaces.http.tracing import trace_headers
 from gateway.surfaces.rest_v3.resources import links, topic_of
+from gateway.surfaces.rest_v3.schema_data import BySchema, by_schema
 
 STORED = 200
 
@@ -51,18 +52,27 @@ STORED = 200
 class V3Records:
     """Records and receipts of a v3 stream."""
 
-    def __init__(self, cluster_id: str, topic: TopicView) -> None:
+    def __init__(self, cluster_id: str, topic: TopicView, by_schema: BySchema | None = None) -> None:
+        """`by_schema` None: there is no schema registry."""
         self._cluster_id = cluster_id
+        self._by_schema = by_schema
         self._topic = topic.name
         self._raw_keys = topic.raw_keys
         self._types: deque[DataTypes] = deque()  # of the records without a receipt yet
 
-    def parse(self, documents: Sequence[Document]) -> Parsed:
-        """See `Dialect.parse`."""
-        return self.parse_values(load_documents(documents))
+    async def parsed(self, documents: Sequence[Document]) -> Parsed:
+        """See `Dialect.parsed`."""
+        return await self.parsed_values(load_documents(documents))
 
-    def parse_values(self, values: Sequence[object]) -> Parsed:
-        """As `parse`, for documents that are JSON values already."""
+    async def parsed_values(self, values: Sequence[object]) -> Parsed:
+        """As `parsed`, for documents that are JSON values already."""
+        return self._parse(values if self._by_schema is None else await self._by_schema.serialized(values))
+
+    def parse(self, documents: Sequence[Document]) -> Parsed:
+        """See `PlainDialect.parse`. What needs a schema is refused."""
+        return self._parse(load_documents(documents))
+
+    def _parse(self, values: Sequence[object]) -> Parsed:
         self._types.extend(map(data_types, values))
         return Parsed([parse_v3_record(value, raw_keys=self._raw_keys) for value in values], False)
 
@@ -126,7 +136,7 @@ async def produce_records(gateway: Gateway, request: web.Request, _: bytes) -> w
         topic=view.name,
         body=body.pieces(),
         splitter=Values(bytes_max=DOCUMENT_BYTES_MAX),
-        dialect=V3Records(to.cluster_id, view),
+        dialect=V3Records(to.cluster_id, view, by_schema(gateway, view.name)),
         answer=StreamedAnswer(gateway, request, content_type=JSON_TYPE),
         access=access_of(request),
         trace=trace_headers(request),
@@ -157,10 +167,10 @@ async def produce_batch(gateway: Gateway, request: web.Request, body: bytes) -> 
     is_large = len(body) > STEP_BYTES
     steps = parse_in_steps(body, elements_max=ENTRIES_MAX)
     entries = _entries(gateway, await in_turns(steps) if is_large else parse_json(body))
-    dialect = V3Records(to.cluster_id, view)
+    dialect = V3Records(to.cluster_id, view, by_schema(gateway, view.name))
     parsed = Parsed([], False)
     for part in parts(entries, len(body)):
-        parsed.records.extend(dialect.parse_values(list(map(_without_id, part))).records)
+        parsed.records.extend((await dialect.parsed_values(list(map(_without_id, part)))).records)
         if is_large:
             await asyncio.sleep(0)
     identity = request_identity(request, view.topic_id, body)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gateway.codec.schema_parts import SCHEMA_ID_MAX, SchemaFormat, SubjectStrategy
 from gateway.codec.times import TIME_MS_MAX
 from gateway.settings.limits import Limits
 from gateway.surfaces.openapi.shapes import (
@@ -26,6 +27,7 @@ from gateway.surfaces.openapi.shapes import (
     said,
     text,
     with_example,
+    words,
 )
 
 
@@ -52,6 +54,29 @@ def sent(limits: Limits) -> dict[str, Schema]:
         "JsonRecord": obj({}, {"key": anything, "value": anything, **common}),
         "BinaryRecord": obj({}, {"key": encoded, "value": encoded, **common}),
         "TextRecord": obj({}, {"key": texts, "value": texts, **common}),
+        "SchemaRecord": obj(
+            {},
+            {
+                "key": said(ANYTHING, "JSON by the keys' schema; null: no key."),
+                "value": said(ANYTHING, "JSON by the values' schema; null: a tombstone."),
+                **common,
+            },
+        ),
+        "SchemaRecords": with_example(
+            obj(
+                {"records": array(ref("SchemaRecord"), least=1, most=limits.records_per_request_max)},
+                {
+                    f"{name}_schema{suffix}": nullable(kind)
+                    for name in ("key", "value")
+                    for suffix, kind in (
+                        ("", said(STRING, "The schema, registered if it is new.")),
+                        ("_id", said(integer(1, SCHEMA_ID_MAX), "Its id in the registry, instead.")),
+                    )
+                },
+                description="In Avro, JSON Schema or Protobuf, by a schema registry.",
+            ),
+            {"value_schema_id": 5, "records": [{"value": {"sku": 9}}]},
+        ),
         "LineRecord": said(
             obj({}, {**lines, **common}),
             "One line. Key and value each in one form: JSON, a plain string (`_text`), or base64 (`_b64`).",
@@ -107,9 +132,25 @@ def record_fields(limits: Limits) -> dict[str, Schema]:
 
 def v3_record(limits: Limits) -> Schema:
     """A record to send by the REST Proxy's v3 API."""
-    ignored = dict.fromkeys(("subject_name_strategy", "subject", "schema_id", "schema_version", "schema"), ANYTHING)
+    by_schema = {
+        "subject_name_strategy": nullable(words(*(strategy.name for strategy in SubjectStrategy))),
+        "subject": nullable(STRING),
+        "schema_id": nullable(integer(1, SCHEMA_ID_MAX)),
+        "schema_version": nullable(integer(1, SCHEMA_ID_MAX)),
+        "schema": nullable(STRING),
+    }
+    ignored = dict.fromkeys(by_schema, ANYTHING)
     data = either(
         {"type": "null"},
+        obj(
+            {},
+            {
+                "type": nullable(words(*(fmt.name for fmt in SchemaFormat))),
+                "data": said(ANYTHING, "JSON by the schema; null: no key, or a tombstone."),
+                **by_schema,
+            },
+            description="By a schema registry: a schema with its type, an id, a version, or the subject's newest.",
+        ),
         obj({"type": exactly("BINARY")}, {"data": nullable(BASE64), **ignored}),
         obj({"type": exactly("JSON")}, {"data": ANYTHING, **ignored}),
         obj({"type": exactly("STRING")}, {"data": nullable(STRING), **ignored}),
@@ -145,7 +186,10 @@ def receipts() -> dict[str, Schema]:
         "offset": offset,
         "timestamp": TIME_TEXT,
     }
-    v3_sizes = {name: obj({"type": ANYTHING, "size": COUNT}) for name in ("key", "value")}
+    v3_sizes = {
+        name: obj({"type": ANYTHING, "size": COUNT}, {"subject": STRING, "schema_id": COUNT, "schema_version": COUNT})
+        for name in ("key", "value")
+    }
     v3_more: dict[str, Schema] = {**v3_sizes, **_DELAYED, **_DUPLICATE}
     v3_error: dict[str, Schema] = {"error_code": integer(400, 50_999), "message": STRING}
     return {
@@ -173,8 +217,8 @@ def receipts() -> dict[str, Schema]:
                         ),
                     )
                 ),
-                "key_schema_id": {"type": "null"},
-                "value_schema_id": {"type": "null"},
+                "key_schema_id": said(nullable(COUNT), "Of the schema that keys were serialized by."),
+                "value_schema_id": said(nullable(COUNT), "Of the schema that values were serialized by."),
             },
             description="A receipt for each record, in order.",
         ),

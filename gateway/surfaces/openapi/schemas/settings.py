@@ -48,7 +48,9 @@ def settings() -> dict[str, Schema]:
                         {
                             "name": said(nullable(text(255, least=1)), "Made up when left out. `id` is the same."),
                             "id": nullable(text(255, least=1)),
-                            "format": said(nullable(STRING), "binary (default), json, text."),
+                            "format": said(
+                                nullable(STRING), "binary (default), json, text, avro, jsonschema, protobuf."
+                            ),
                             "auto.offset.reset": said(nullable(STRING), "latest (default) or earliest."),
                             "auto.commit.enable": boolean,
                             "enable.auto.commit": said(boolean, "Strimzi's; its clients' commits are answered 204."),

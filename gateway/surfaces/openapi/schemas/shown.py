@@ -71,7 +71,7 @@ def shown() -> dict[str, Schema]:
             "error_code": said(exactly(40801), "It does not decode in the format asked for."),
             "error": STRING,
         },
-        description="Key and value as JSON, base64 or text: as the format says.",
+        description="Key and value as JSON, base64 or text, or JSON by a schema: as the format says.",
     )
     cursor = said(STRING, "The next offset of every partition.")
     error_event = {"error_code": integer(400, 50_999), "message": STRING, "details": nullable(mapping(ANYTHING))}

@@ -17,7 +17,9 @@ from gateway.codec.filters import TagFilter
 from gateway.codec.records import Format, render_record
 from gateway.errors import UNDECODABLE, RequestError
 from gateway.groups.machines.strategies.base import Partition
+from gateway.surfaces.http.media import AnyFormat
 from gateway.surfaces.rest_v2.instances.settings import OnDecodeError
+from gateway.surfaces.rest_v2.schema_records import Shown
 from store import record_batch
 from store.types import Entry
 
@@ -30,7 +32,7 @@ class Gathering:
 
     def __init__(
         self,
-        fmt: Format,
+        fmt: AnyFormat,
         on_decode_error: OnDecodeError,
         *,
         bytes_max: int,
@@ -58,16 +60,22 @@ class Gathering:
         """Of `bytes_max`; at least 1."""
         return max(self.bytes_max - self.size_bytes, 1)
 
+    @property
+    def count_left(self) -> int:
+        """Records that there is room for."""
+        return self._count_max - self.count
+
     def records(self) -> list[bytes]:
         """What was taken, as JSON, partition by partition, in the order of offsets."""
         return [record for shown, _ in self._shown.values() for record in shown]
 
-    def take(self, topic_partition: Partition, start: int, entries: Sequence[Entry]) -> int:
+    def take(self, topic_partition: Partition, start: int, entries: Sequence[Entry], shown: Shown | None = None) -> int:
         """Take records of entries from `start` on. Returns the next offset; `is_full` when it stopped before the end.
+        In a schema format `shown` has their keys and values, and those that it does not have are left.
 
         Raises RequestError 408/40801 for a record that does not decode, when that is what the instance wants.
         """
-        shown, size_bytes = self._shown.get(topic_partition, ([], 0))
+        taken, size_bytes = self._shown.get(topic_partition, ([], 0))
         next_offset = start
         before_bytes = self.size_bytes
         if self._reserve is not None and entries:
@@ -75,11 +83,15 @@ class Gathering:
             self._reserve = None
         try:
             for entry in entries:
-                if entry.next_offset > next_offset and not self.is_full:
-                    next_offset = self._take_entry(topic_partition, next_offset, entry, shown)
+                if (
+                    entry.next_offset > next_offset
+                    and not self.is_full
+                    and (shown is None or entry.base_offset < shown.stop)
+                ):
+                    next_offset = self._take_entry(topic_partition, next_offset, entry, taken, shown)
         finally:
             self.ends[topic_partition] = next_offset
-            self._shown[topic_partition] = (shown, size_bytes + self.size_bytes - before_bytes)
+            self._shown[topic_partition] = (taken, size_bytes + self.size_bytes - before_bytes)
         return next_offset
 
     def passed(self, topic_partition: Partition, next_offset: int) -> None:
@@ -94,11 +106,15 @@ class Gathering:
         self.size_bytes -= size_bytes
         self.is_full = self.is_full and self.count > 0
 
-    def _take_entry(self, topic_partition: Partition, start: int, entry: Entry, shown: list[bytes]) -> int:
+    def _take_entry(
+        self, topic_partition: Partition, start: int, entry: Entry, taken: list[bytes], shown: Shown | None
+    ) -> int:
         for record in record_batch.decode(entry.batch):
             offset = record.offset
             if offset < start:
                 continue
+            if shown is not None and offset >= shown.stop:
+                return offset
             headers = record.headers
             if self.tag_filter is not None and not self.tag_filter.wants(headers):
                 continue
@@ -106,10 +122,13 @@ class Gathering:
             size_bytes = len(key or b"") + len(value or b"")
             if headers:
                 size_bytes += sum(len(name.encode()) + len(content or b"") for name, content in headers)
+            if shown is not None:
+                # A few bytes of a schema format may stand for many of JSON.
+                size_bytes = max(size_bytes, shown.sizes[offset])
             if self.count and self.size_bytes + size_bytes > self.bytes_max:
                 self.is_full = True
                 return offset
-            item = render_record(topic_partition.topic, topic_partition.partition, record, entry, self._fmt)
+            item = self._item(topic_partition, record, entry, shown)
             if "error_code" in item and self._on_decode_error is not OnDecodeError.INLINE:
                 if self._on_decode_error is OnDecodeError.SKIP:
                     continue
@@ -117,7 +136,7 @@ class Gathering:
                     self.is_full = True
                     return offset
                 raise _undecodable(topic_partition, offset, self._fmt)
-            shown.append(orjson.dumps(item))
+            taken.append(orjson.dumps(item))
             self.count += 1
             self.size_bytes += size_bytes
             if self.count >= self._count_max:
@@ -125,8 +144,17 @@ class Gathering:
                 return offset + 1
         return entry.next_offset
 
+    def _item(
+        self, topic_partition: Partition, record: record_batch.DecodedRecord, entry: Entry, shown: Shown | None
+    ) -> dict[str, object]:
+        topic, partition = topic_partition.topic, topic_partition.partition
+        if isinstance(self._fmt, Format):
+            return render_record(topic, partition, record, entry, self._fmt)
+        assert shown is not None
+        return render_record(topic, partition, record, entry, None, fields=shown.fields[record.offset])
 
-def _undecodable(topic_partition: Partition, offset: int, fmt: Format) -> RequestError:
+
+def _undecodable(topic_partition: Partition, offset: int, fmt: AnyFormat) -> RequestError:
     return RequestError(
         UNDECODABLE,
         f"value deserialization error for format {fmt.value}: the record at offset {offset} of partition "

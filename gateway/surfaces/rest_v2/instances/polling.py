@@ -12,15 +12,19 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
 from gateway.api.read import Consumer, Tail
+from gateway.api.schemas import Schemas
 from gateway.api.tasks import is_set_within, when_set
 from gateway.brokers.base import BrokerUnreachable
 from gateway.codec.filters import TagFilter
+from gateway.codec.schema_parts import SchemaFormat
 from gateway.groups.machines.strategies.base import Partition
 from gateway.routing.patience import AGAIN_S
 from gateway.settings.limits import Limits
+from gateway.surfaces.http.media import schemas_for
 from gateway.surfaces.rest_v2.instances.gathering import Gathering, Reserve
 from gateway.surfaces.rest_v2.instances.instance import Instance
 from gateway.surfaces.rest_v2.instances.settings import REQUEST_TIMEOUT_MS_DEFAULT, InstanceSettings
+from gateway.surfaces.rest_v2.schema_records import deserialized
 from store.errors import UnknownQueue
 from store.limits import MiB
 from store.types import ReadStatus
@@ -55,8 +59,11 @@ class Poll(NamedTuple):
 class Poller:
     """Reads for all instances of one server. Errors are StoreErrors, and those of `Gathering.take`."""
 
-    def __init__(self, consumer: Consumer, limits: Limits, *, monotonic_s: Callable[[], float]) -> None:
+    def __init__(
+        self, consumer: Consumer, limits: Limits, *, monotonic_s: Callable[[], float], schemas: Schemas | None = None
+    ) -> None:
         self._consumer = consumer
+        self._schemas = schemas
         self._limits = limits
         self._monotonic_s = monotonic_s
 
@@ -153,7 +160,17 @@ class Poller:
             gathering.passed(topic_partition, offset)
             return offset >= fetched.max_offset
         if fetched.entries:
-            gathering.take(topic_partition, start, fetched.entries)
+            fmt = instance.settings.format
+            if isinstance(fmt, SchemaFormat):
+                shown = await deserialized(
+                    schemas_for(self._schemas, fmt), fmt, fetched.entries, start,
+                    count_max=gathering.count_left, tag_filter=tag_filter,
+                )  # fmt: skip
+                gathering.take(topic_partition, start, fetched.entries, shown)
+                if shown.stop < fetched.entries[-1].next_offset:
+                    return False
+            else:
+                gathering.take(topic_partition, start, fetched.entries)
             await asyncio.sleep(0)  # others' turn: a megabyte was rendered
         if not gathering.is_full:
             gathering.passed(topic_partition, max(start, fetched.next_offset))

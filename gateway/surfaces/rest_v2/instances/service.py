@@ -24,6 +24,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 
 from gateway.api.read import Consumer
+from gateway.api.schemas import Schemas
 from gateway.errors import FORBIDDEN, TOO_MANY, RequestError
 from gateway.groups.machines.errors import GroupError, StaleGeneration, UnknownGroup, UnknownMember
 from gateway.groups.machines.membership import Share
@@ -88,10 +89,11 @@ class Instances:
         idle_timeout_ms: int,
         draining: asyncio.Event,
         monotonic_s: Callable[[], float] = time.monotonic,
+        schemas: Schemas | None = None,
     ) -> None:
         """`idle_timeout_ms`: an instance that is not called for so long is forgotten."""
         self._groups = groups
-        self._poller = Poller(consumer, limits, monotonic_s=monotonic_s)
+        self._poller = Poller(consumer, limits, monotonic_s=monotonic_s, schemas=schemas)
         self._routes = routes
         self._limits = limits
         self._idle_timeout_ms = idle_timeout_ms

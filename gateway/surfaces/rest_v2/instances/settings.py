@@ -1,7 +1,7 @@
 """What the creator of a consumer instance may choose, in the keys of two dialects.
 
     name | id                                       of the instance; made up when left out
-    format                                          binary (default), json, text
+    format                                          binary (default), json, text; avro, jsonschema, protobuf
     auto.offset.reset                               latest (default), earliest; largest, smallest in v1
     auto.commit.enable | enable.auto.commit         true (default), false; as JSON or as a string
     fetch.min.bytes | responseMinBytes              a read waits for so many; 1 (default), -1 means the default
@@ -26,7 +26,7 @@ from gateway.codec.records import Format
 from gateway.errors import CONFIG_CONSTRAINT, RequestError, invalid
 from gateway.groups.machines.membership import MEMBER_ID_BYTES_MAX, ROOM_BYTES_MAX
 from gateway.groups.machines.progress import Start
-from gateway.surfaces.http.media import SCHEMA_FORMATS, no_schemas
+from gateway.surfaces.http.media import AnyFormat, any_format_named
 
 CONFIG_ILLEGAL = 42204
 
@@ -55,7 +55,7 @@ class OnDecodeError(Enum):
 class InstanceSettings:
     """The settings of one instance; fixed once it is created."""
 
-    format: Format = Format.BINARY
+    format: AnyFormat = Format.BINARY
     start: Start = Start.LAST
     """Where to begin in a partition in which the group has committed nothing."""
 
@@ -71,8 +71,7 @@ class InstanceSettings:
 def parse_settings(body: Mapping[str, object]) -> tuple[str | None, InstanceSettings]:
     """The name asked for and the settings of a creation request.
 
-    Raises RequestError 422: 422 for an unknown format, 42202 for a schema format, 40001 for `fetch.min.bytes`, 42204
-    for the rest.
+    Raises RequestError 422: 422 for an unknown format, 40001 for `fetch.min.bytes`, 42204 for the rest.
     """
     name = _parse_name(body)
     return name, InstanceSettings(
@@ -131,15 +130,12 @@ def _parse_room(room: object) -> str:
     return room
 
 
-def _parse_format(value: object) -> Format:
+def _parse_format(value: object) -> AnyFormat:
     if value is None:
         return Format.BINARY
-    try:
-        return Format(value.lower() if isinstance(value, str) else value)
-    except ValueError:
-        if isinstance(value, str) and value.lower() in SCHEMA_FORMATS:
-            raise no_schemas(value.lower()) from None
-        raise invalid("Invalid format type. It must be binary, json or text.") from None
+    if not isinstance(value, str):
+        raise invalid("Invalid format type.")
+    return any_format_named(value.lower())
 
 
 def _parse_auto_commit(body: Mapping[str, object]) -> bool:

@@ -5,8 +5,18 @@ from __future__ import annotations
 import pytest
 
 from gateway.codec.records import Format
+from gateway.codec.schema_parts import SchemaFormat
 from gateway.errors import SCHEMA_FORMAT, RequestError
-from gateway.surfaces.http.media import V2_TYPE, format_named, json_type, prefers, records_type, sent_format
+from gateway.surfaces.http.media import (
+    V2_TYPE,
+    any_format_named,
+    format_named,
+    json_type,
+    prefers,
+    records_type,
+    schemas_for,
+    sent_format,
+)
 
 
 @pytest.mark.parametrize(
@@ -53,16 +63,24 @@ def test_refused_content_types(content_type: str) -> None:
     assert caught.value.error_code == 415
 
 
-@pytest.mark.parametrize("name", ["avro", "protobuf", "jsonschema"])
-def test_a_schema_format_is_told_what_to_use_instead(name: str) -> None:
+@pytest.mark.parametrize("fmt", SchemaFormat)
+def test_a_schema_format_is_told_what_to_use_instead(fmt: SchemaFormat) -> None:
+    name = fmt.value
     media = f"application/vnd.kafka.{name}.v2+json"
-    for ask in (lambda: sent_format(media), lambda: records_type(f"text/html, {media}"), lambda: format_named(name)):
+    for ask in (
+        lambda: schemas_for(None, fmt),
+        lambda: records_type(f"text/html, {media}"),
+        lambda: format_named(name),
+    ):
         with pytest.raises(
             RequestError, match=f"^{name} needs a schema registry.*kafka.json.v2.json.*binary"
         ) as caught:
             ask()
         assert caught.value.error_code == SCHEMA_FORMAT
     assert records_type(f"{media}, application/json;q=0.1").fmt is Format.BINARY
+    assert records_type(f"{media}, application/json;q=0.1", has_schemas=True) == (media, None, False, fmt)
+    assert sent_format(media) is fmt
+    assert any_format_named(name) is fmt
 
 
 @pytest.mark.parametrize(
@@ -118,12 +136,12 @@ def test_refused_accepts(accept: str) -> None:
     ],
 )
 def test_record_answers(accept: str, content_type: str, fmt: Format | None) -> None:
-    assert records_type(accept) == (content_type, fmt, False)
+    assert records_type(accept) == (content_type, fmt, False, None)
 
 
 @pytest.mark.parametrize("accept", ["application/x-ndjson", "application/jsonl;q=0.9, */*;q=0.1"])
 def test_lines(accept: str) -> None:
-    assert records_type(accept) == ("application/x-ndjson", None, True)
+    assert records_type(accept) == ("application/x-ndjson", None, True, None)
 
 
 def test_the_most_wanted_of_some_types() -> None:

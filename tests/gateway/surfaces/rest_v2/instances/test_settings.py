@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gateway.codec.records import Format
-from gateway.errors import SCHEMA_FORMAT, RequestError
+from gateway.codec.schema_parts import SchemaFormat
+from gateway.errors import RequestError
 from gateway.groups.machines.membership import MEMBER_ID_BYTES_MAX, ROOM_BYTES_MAX
 from gateway.groups.machines.progress import Start
 from gateway.surfaces.rest_v2.instances.settings import (
@@ -31,6 +32,7 @@ def test_nothing_said_is_what_the_rest_proxy_does() -> None:
     [
         ({"format": "JSON"}, InstanceSettings(format=Format.JSON)),
         ({"format": "text"}, InstanceSettings(format=Format.TEXT)),
+        ({"format": "Avro"}, InstanceSettings(format=SchemaFormat.AVRO)),
         ({"auto.offset.reset": "earliest"}, InstanceSettings(start=Start.FIRST)),
         ({"auto.offset.reset": "smallest"}, InstanceSettings(start=Start.FIRST)),
         ({"auto.offset.reset": "largest"}, InstanceSettings(start=Start.LAST)),
@@ -58,7 +60,7 @@ def test_what_can_be_said(body: dict[str, object], expected: InstanceSettings) -
 @pytest.mark.parametrize(
     ("body", "code"),
     [
-        ({"format": "Avro"}, SCHEMA_FORMAT),
+        ({"format": "xml"}, 422),
         ({"format": ["json"]}, 422),
         ({"auto.offset.reset": "none"}, CONFIG_ILLEGAL),
         ({"auto.offset.reset": 0}, CONFIG_ILLEGAL),
