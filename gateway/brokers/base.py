@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from store.errors import Overloaded, StoreError
-from store.types import Acks, Append, Appended, Boundary, Bounds, ExportedIds, QueueKey, ReadResult
+from store.types import Acks, Append, Appended, Boundary, Bounds, ExportedIds, LightRead, QueueKey, ReadResult
 
 ALONE = "local"
 """The name of the broker of a server that is no node of a cluster."""
@@ -169,4 +169,34 @@ class NodeBroker(Broker, Protocol):
     async def leave_queue(self, queue: QueueKey, *, into: QueueKey, shift: int, since: int) -> tuple[int, ExportedIds]:
         """As `seal_queue`, then `export_ids`, in one call: a partition takes no records meanwhile. Durable on
         return; said again, the end is the same. Raises as both: then the queue may be sealed."""
+        ...
+
+
+@runtime_checkable
+class LightQueues(Protocol):
+    """What a broker can do with the light queues of its queues. `store.store.Store` says what its methods do."""
+
+    async def light_bounds(self, queue: QueueKey, name: bytes) -> Bounds:
+        """See `Store.light_bounds`."""
+        ...
+
+    async def read_light(
+        self, queue: QueueKey, name: bytes, offset: int, *, max_records: int, max_bytes: int
+    ) -> LightRead:
+        """See `Store.read_light`."""
+        ...
+
+    async def light_names(self, queue: QueueKey, prefix: bytes, *, after: bytes, count: int) -> list[bytes]:
+        """See `Store.light_names`."""
+        ...
+
+    def note_light(self) -> None:
+        """See `Store.note_light`; of another node: before it takes anything that was said after this."""
+        ...
+
+    def watch_light(
+        self, queue: QueueKey, name: bytes, end: int | None, wake: Callable[[], None]
+    ) -> Callable[[], None]:
+        """Call `wake` whenever a light queue has got records, and when it may not be told; at first also when its end
+        is not `end`, and where it is told later than now. Never within this call. Until the answer is called."""
         ...

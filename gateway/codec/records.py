@@ -708,8 +708,8 @@ def render_record(
     topic_id: int | None = None,
     fields: Mapping[str, object] | None = None,
 ) -> dict[str, object]:
-    """One record of an entry as `render_records_in_steps` has it, for those who look at records one by one. `fields`: its key
-    and value, where they are not in `fmt`."""
+    """One record of an entry as `render_records_in_steps` has it, for those who look at records one by one. `fields`:
+    its key and value, where they are not in `fmt`."""
     if fields is None:
         fields = render_parts(record.key, record.value, (), fmt, json_values=entry.json_values, raw_keys=entry.raw_keys)
     item: dict[str, object] = {

@@ -258,6 +258,16 @@ class Settled(NamedTuple):
     new_receipt: str | None = None
 
 
+class LightPlace(NamedTuple):
+    """How far a group is in a light queue of one partition: `committed` is the next offset that it reads. Places are in
+    the order of the first three, by which they are known."""
+
+    topic: str
+    queue: str
+    partition: int
+    committed: int
+
+
 class LightOffsets(Protocol):
     """How far groups are in light queues; of a group that is only this, nothing else is kept. What is said last
     stands. Where the group has records on lease, nothing is said (GroupActive). Raises IllegalRequest, UnknownQueue,
@@ -273,6 +283,13 @@ class LightOffsets(Protocol):
 
     def count(self, group: str) -> int:
         """In how many light queues a group has an offset, each partition counted."""
+        ...
+
+    async def places(
+        self, group: str, prefix: str, *, after: LightPlace | None, count: int, shows: Callable[[str], bool]
+    ) -> list[LightPlace]:
+        """Up to `count` of the group's offsets in light queues whose names begin so, in topics that `shows` lets
+        through, in order, behind `after`. Goes through the offsets of all groups in these topics, in short turns."""
         ...
 
     async def groups(self, prefix: str, *, after: str, count: int) -> list[tuple[str, int]]:

@@ -240,7 +240,7 @@ class OwnLightOffsets:
         self._belonging = belonging
         self._commit = commit
         self._forget = forget
-        self.count, self.groups = offsets.count, offsets.groups  # as they are here
+        self.count, self.groups, self.places = offsets.count, offsets.groups, offsets.places  # as they are here
 
     def committed(self, group: str, topic: str, partition: int, name: str) -> int | None:
         """See `LightOffsets.committed`."""

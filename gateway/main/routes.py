@@ -412,6 +412,13 @@ ROUTES: tuple[Row, ...] = (
     _patch(_GROUP, "configure_group", groups.configure_group, Permission.CREATE, action="group.alter"),
     _get(f"{_GROUP}/lag", "group_lag", groups.group_lag, Permission.DESCRIBE, queries.LagQuery),
     _get(f"{_GROUP}/lag/history", "lag_history", groups.lag_history, Permission.DESCRIBE, queries.PointsQuery),
+    _get(
+        f"{_GROUP}/light-offsets",
+        "group_light_offsets",
+        light.group_light_offsets,
+        Permission.DESCRIBE,
+        queries.ListLightQuery,
+    ),
     _get(f"{_GROUP}/leases", "group_leases", groups.group_leases, Permission.DESCRIBE, queries.ListLeasesQuery),
     _post(f"{_GROUP}/offsets:reset", "reset_offsets", groups.reset_offsets, Permission.RECEIVE, action="group.reset"),
     _get(f"{_GROUP}/dlq", "dead_letters", groups.dead_letters, Permission.RECEIVE, queries.DeadLettersQuery),

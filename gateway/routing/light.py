@@ -21,42 +21,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import Protocol, cast, runtime_checkable
+from typing import cast
 
+from gateway.brokers.base import LightQueues
 from gateway.routing.base import Route, Routes
 from gateway.routing.reading import first_shown, segment_at, shifted
 from store.errors import NoLightQueues, StoreError
-from store.types import Bounds, Entry, LightRead, LightRecord, QueueKey
-
-
-@runtime_checkable
-class LightQueues(Protocol):
-    """What a broker can do with the light queues of its queues. `store.store.Store` says what its methods do."""
-
-    async def light_bounds(self, queue: QueueKey, name: bytes) -> Bounds:
-        """See `Store.light_bounds`."""
-        ...
-
-    async def read_light(
-        self, queue: QueueKey, name: bytes, offset: int, *, max_records: int, max_bytes: int
-    ) -> LightRead:
-        """See `Store.read_light`."""
-        ...
-
-    async def light_names(self, queue: QueueKey, prefix: bytes, *, after: bytes, count: int) -> list[bytes]:
-        """See `Store.light_names`."""
-        ...
-
-    def note_light(self) -> None:
-        """See `Store.note_light`; of another node: before it takes anything that was said after this."""
-        ...
-
-    def watch_light(
-        self, queue: QueueKey, name: bytes, end: int | None, wake: Callable[[], None]
-    ) -> Callable[[], None]:
-        """Call `wake` whenever a light queue has got records, and when it may not be told; at first also when its end
-        is not `end`, and where it is told later than now. Never within this call. Until the answer is called."""
-        ...
+from store.types import Bounds, Entry, LightRead, LightRecord
 
 
 def light_route(routes: Routes, topic: str, partition: int) -> tuple[Route, LightQueues]:

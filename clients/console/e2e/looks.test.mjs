@@ -18,6 +18,7 @@ before(async () => {
   await api.send("orders", Array.from({ length: 60 }, (_, n) => ({ key: `u${n % 7}`, value: { sku: n }, tag: n % 3 === 0 ? "paid" : "new", headers: [{ key: "trace", text: `t${n}` }], queues: [`user/${n}`] })));
   await api.send("events", Array.from({ length: 12 }, (_, n) => ({ key: `d${n}`, value: `later-${n}`, delay_ms: 3_600_000 + n * 1000 })));
   await api.reject("shipping", "orders", 3, "no such sku");
+  await api.call("PUT", "/mq/v1/topics/orders/queues/user%2F1/offsets?group=shipping&cursor=orders:0%3D0");
   await api.call("PUT", "/mq/v1/recurring/nightly", { topic: "events", record: { value: {} }, cron: "30 2 * * *", tz: "Europe/Berlin" });
 });
 after(async () => {
@@ -121,8 +122,8 @@ for (const colorScheme of ["light", "dark"]) {
 }
 
 const EVERY = [
-  "overview", "topics", "topics/orders", "topics/orders?tab=live", "topics/orders?tab=send", "topics/orders?tab=partitions", "topics/orders?tab=queues", "groups", "groups/shipping",
-  "groups/shipping?tab=members", "groups/shipping?tab=leases", "groups/shipping?tab=dead", "delays", "delays?view=table", "delays?span=month", "delays?span=year", "delays?tab=recurring",
+  "overview", "topics", "topics/orders", "topics/orders?tab=live", "topics/orders?tab=send", "topics/orders?tab=partitions", "topics/orders?tab=queues", "groups", "groups?tab=light", "groups/shipping",
+  "groups/shipping?tab=light", "groups/shipping?tab=members", "groups/shipping?tab=leases", "groups/shipping?tab=dead", "delays", "delays?view=table", "delays?span=month", "delays?span=year", "delays?tab=recurring",
   "brokers", "access", "access?tab=connections", "access?tab=sessions", "access?tab=settings", "access?tab=audit", "nowhere",
 ];
 /** A time of day, and what stands before it: "Tue 24 Nov " or "Tue 24 Nov 2026 ". */

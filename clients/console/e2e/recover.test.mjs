@@ -13,12 +13,15 @@ before(async () => {
   await api.topic("orders");
   await api.send("orders", [{ key: "u1", value: "first", queues: ["user/1"] }, { key: "u2", value: "second" }, { key: "d1", value: "later", delay_ms: 3_600_000 }]);
   await api.reject("billing", "orders", 1, "no such sku");
+  await api.call("PUT", inbox("user%2F1", "billing"));
   await api.call("PUT", "/mq/v1/recurring/nightly", { topic: "orders", record: { value: {} }, cron: "30 2 * * *" });
 });
 after(async () => {
   await browser?.close();
   await server?.end();
 });
+
+const inbox = (queue, group) => `/mq/v1/topics/orders/queues/${queue}/offsets?group=${group}&cursor=orders:0%3D0`;
 
 /** Each page; what it shows before; and what it shows of what was made after the restart. */
 const PAGES = [
@@ -30,7 +33,9 @@ const PAGES = [
   ["topics/orders?tab=partitions", ".list-body .row", (page) => page.locator(".fact", { hasText: "Records" }).getByText("3", { exact: true })],
   ["topics/orders?tab=queues", ".list-body .row", (page) => page.locator(".list-body .row", { hasText: "user/2" })],
   ["groups", ".list-body .row", (page) => page.locator(".list-body .row", { hasText: "reports" })],
+  ["groups?tab=light", ".list-body .row", (page) => page.locator(".list-body .row", { hasText: "phone-9" })],
   ["groups/billing", ".list-body .row", null],
+  ["groups/billing?tab=light", ".list-body .row", (page) => page.locator(".list-body .row", { hasText: "user/2" })],
   ["groups/billing?tab=members", ".empty, .small-table", (page) => page.getByText("worker-9")],
   ["groups/billing?tab=leases", ".empty, .list-body .row", (page) => page.locator(".list-body .row", { hasText: "worker-9" })],
   ["groups/billing?tab=dead", ".list-body .row", null],
@@ -70,6 +75,8 @@ async function killedUnder(pages) {
   await api.send("orders", [{ key: "u1", value: "back again", queues: ["user/1", "user/2"] }, { key: "d2", value: "later", delay_ms: 3_600_000 }]);
   await api.call("POST", "/mq/v1/groups/billing/messages:receive", { topics: ["orders"], max_messages: 1, consumer: "worker-9", invisible_ms: 600_000 });
   await api.call("POST", "/mq/v1/groups/reports/messages:receive", { topics: ["orders"], max_messages: 1 });
+  await api.call("PUT", inbox("user%2F2", "billing"));
+  await api.call("PUT", inbox("user%2F2", "phone-9"));
   await api.call("PUT", "/mq/v1/recurring/weekly", { topic: "orders", record: { value: {} }, cron: "0 6 * * 1" });
   for (const { path, page, shown, fresh } of tabs) {
     if (fresh !== null) await fresh(page).first().waitFor({ timeout: 30_000 });

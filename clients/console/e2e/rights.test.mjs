@@ -35,6 +35,7 @@ before(async () => {
   }
   await admin.call("PUT", "/mq/v1/recurring/nightly", { topic: "orders", record: { value: {} }, cron: "30 2 * * *" });
   await admin.reject("billing", "orders", 1, "no such sku");
+  await admin.call("PUT", "/mq/v1/topics/orders/queues/user%2F1/offsets?group=billing&cursor=orders:0%3D0");
 });
 after(async () => {
   await browser?.close();
@@ -88,6 +89,8 @@ const PAGES = [
   { path: "topics/orders?tab=partitions", sees: SEES_ORDERS, there: ".list-body .row", ask: (api) => api.call("GET", "/mq/v1/topics/orders"), buttons: [] },
   { path: "topics/orders?tab=queues", sees: SEES_ORDERS, there: ".list-body .row", ask: (api) => api.call("GET", "/mq/v1/topics/orders/queues"), first: open, buttons: [] },
   { path: "groups", sees: IN_BILLING, there: ".list-body .row", buttons: [] },
+  { path: "groups?tab=light", sees: IN_BILLING, there: ".list-body .row", buttons: [] },
+  { path: "groups/billing?tab=light", sees: IN_BILLING, there: ".list-body .row", ask: (api) => api.call("GET", "/mq/v1/groups/billing/light-offsets"), buttons: [] },
   {
     path: "groups/billing", sees: IN_BILLING, there: ".list-body .row", ask: (api) => api.call("GET", "/mq/v1/groups/billing"), buttons: [
       { name: "Reset…", may: IN_BILLING, ask: (api) => api.call("POST", "/mq/v1/groups/billing/offsets:reset", { topic: "orders", to: "earliest", dry_run: true }) },

@@ -9,7 +9,9 @@ const OUT = resolve(fileURLToPath(import.meta.url), "../../../../docs/console");
 const CLOCK = "2026-11-24 09:00:00";
 /** So long there are sends: the charts have something to show. */
 const LOAD_MS = Number(process.env["SHOTS_LOAD_MS"] ?? 125_000);
-const only = process.argv[2];
+/** All of them, or those that are named, by commas. */
+const named = process.argv[2]?.split(",");
+const isWanted = (name) => named === undefined || named.includes(name);
 const THEMES = ["light", "dark"];
 const VIEWS = [["", { width: 1280, height: 800 }], ["-phone", { width: 360, height: 740 }]];
 
@@ -24,7 +26,7 @@ const pick = (list) => list[Math.floor(random() * list.length)];
 if (browser === null) throw new Error("there is no Chromium here (Debian: apt-get install chromium)");
 if (libfaketime === undefined) throw new Error("needs libfaketime (Debian: apt-get install faketime)");
 const clock = { LD_PRELOAD: libfaketime, FAKETIME: `@${CLOCK}`, FAKETIME_DONT_FAKE_MONOTONIC: "1", TZ: "UTC" };
-const server = new Server(["--auth"], clock);
+const server = new Server(["--auth"], { ...clock, MQ_STORE_INDEX: "rocksdb" });
 const token = server.mq("token", "create", "ann", "--allow", "admin");
 await server.start();
 try {
@@ -32,6 +34,7 @@ try {
   for (const [principal, scope] of [["billing", "reader:topic:orders"], ["shop", "writer:topic:*"], ["reports", "reader:topic:*"]]) {
     await api.call("POST", "/mq/v1/tokens", { principal, scopes: [scope], expires_in_ms: 90 * 86_400_000 });
   }
+  await api.topic("chat");
   const names = ["orders", "payments", "shipments", "reminders", "clicks", "invoices", "returns", "stock", "emails", "audit"];
   for (const [index, name] of names.entries()) await api.topic(name, { partitions: [4, 4, 8, 2, 16, 2, 2, 4, 4, 1][index], ...(name === "clicks" ? { retention_ms: 86_400_000 } : {}) });
   const order = () => ({ key: `u${Math.floor(random() * 500)}`, value: { order: Math.floor(random() * 90_000) + 10_000, sku: pick(["chair", "table", "lamp", "shelf"]), qty: 1 + Math.floor(random() * 4), paid: random() > 0.3 }, tag: pick(["paid", "new", "gift"]), headers: [{ key: "source", text: pick(["shop", "app", "phone"]) }] });
@@ -48,6 +51,23 @@ try {
   await api.call("POST", "/mq/v1/groups/billing/messages:receive", { topics: ["orders"], max_messages: 6, consumer: "worker-1", invisible_ms: 600_000 });
   await api.call("POST", "/mq/v1/groups/billing/messages:receive", { topics: ["orders"], max_messages: 3, consumer: "worker-2", invisible_ms: 600_000 });
   await api.call("POST", "/mq/v1/groups/reports/messages:receive", { topics: ["orders", "payments"], start: "earliest", max_messages: 1 });
+  for (let n = 0; n < 40; n++) {
+    await api.send("chat", [{ value: { from: pick(["ann", "bob", "eve"]), text: "hello" }, queues: [`user/${n % 12}`, `room/${n % 3}`] }]);
+  }
+  for (let n = 0; n < 24; n++) {
+    for (const queue of [`user/${n % 12}`, `room/${n % 3}`]) {
+      const path = `/mq/v1/topics/chat/queues/${encodeURIComponent(queue)}`;
+      const { partitions } = await api.call("GET", path);
+      const cursor = partitions.map((one) => `chat:${one.partition}=${one.end_offset - Math.floor(random() * Math.min(3, one.end_offset - one.beginning_offset + 1))}`).join(";");
+      await api.call("PUT", `${path}/offsets?group=phone-${String(n).padStart(3, "0")}&cursor=${encodeURIComponent(cursor)}`);
+    }
+  }
+  await api.call("PATCH", "/mq/v1/groups/by-room", { strategy: "machine_room_nearby" });
+  for (const [name, room] of [["worker-1", "east"], ["worker-2", "west"]]) {
+    await api.call("POST", "/consumers/by-room", { name, format: "json", "client.rack": room }, "application/vnd.kafka.v2+json");
+    await api.call("POST", `/consumers/by-room/instances/${name}/subscription`, { topics: ["payments"] }, "application/vnd.kafka.v2+json");
+    await api.call("GET", `/consumers/by-room/instances/${name}/records?timeout=0`);
+  }
   let isSending = true;
   const sending = (async () => {
     for (let turn = 0; isSending; turn++) {
@@ -60,7 +80,7 @@ try {
       await sleep(100);
     }
   })();
-  await sleep(only === "brokers" ? 0 : LOAD_MS);
+  await sleep(named?.join() === "brokers" ? 0 : LOAD_MS);
 
   mkdirSync(OUT, { recursive: true });
   const first = (page) => page.locator(".list-body .row").first().click();
@@ -75,6 +95,9 @@ try {
     ["send", "topics/orders?tab=send", (page) => page.getByLabel("Deliver").selectOption("at")],
     ["groups", "groups"],
     ["group", "groups/billing"],
+    ["groups-light", "groups?tab=light"],
+    ["group-light", "groups/phone-003"],
+    ["group-rooms", "groups/by-room?tab=members"],
     ["leases", "groups/billing?tab=leases"],
     ["dead-letters", "groups/billing?tab=dead", first],
     ["delays", "delays"],
@@ -90,11 +113,11 @@ try {
       await tab.context.clock.install({ time: now });
       await tab.page.goto(server.url);
       await tab.page.waitForSelector("input[type=password]");
-      if (suffix === "" && (only === undefined || only === "sign-in")) await tab.page.screenshot({ path: `${OUT}/sign-in-${colorScheme}.png` });
+      if (suffix === "" && isWanted("sign-in")) await tab.page.screenshot({ path: `${OUT}/sign-in-${colorScheme}.png` });
       await tab.signIn(token);
       await tab.page.locator(".side").waitFor();
       for (const [name, path, act] of SHOTS) {
-        if (only !== undefined && name !== only) continue;
+        if (!isWanted(name)) continue;
         if (suffix !== "" && !["overview", "messages", "delays"].includes(name)) continue;
         await tab.go(path);
         await sleep(700);
@@ -111,7 +134,7 @@ try {
 } finally {
   await server.end();
 }
-if (only === undefined || only === "brokers") await shootBrokers();
+if (isWanted("brokers")) await shootBrokers();
 await browser.close();
 
 /** Three nodes, one of which stands still while a partition is moved to it: each picture is taken while that lasts. */

@@ -316,6 +316,66 @@ test("light queues: those whose names begin so, one of them with its records; wh
   await without.end(/status of 409/);
 });
 
+test("groups in light queues: by the beginning of their names, a page at a time; where one is, with its lag", { skip }, async () => {
+  const server = await new Server([], { MQ_STORE_INDEX: "rocksdb" }).start();
+  const tab = await Tab.at(server.url);
+  const { page } = tab;
+  const rows = page.locator(".list-body .row");
+  const its = new Api(server.url);
+  const PAGE = 200;
+  await its.topic("chat", { partitions: 1 });
+  await its.send("chat", [{ value: "hello", queues: ["room/1", "user/1"] }, { value: "again", queues: ["room/1"] }]);
+  const commit = (group, queue, offset) => its.call("PUT", `/mq/v1/topics/chat/queues/${encodeURIComponent(queue)}/offsets?group=${group}&cursor=chat:0%3D${offset}`);
+  for (let n = 0; n <= PAGE; n++) await commit(`phone-${String(n).padStart(3, "0")}`, "room/1", 0);
+  await commit("phone-007", "user/1", 1);
+  await commit("web", "user/1", 1);
+  const asked = [];
+  page.on("request", (request) => request.url().includes("light-groups") && asked.push(new URL(request.url()).searchParams));
+  await tab.open("groups");
+  await page.getByText("There is no group that you may see").waitFor(); // devices are in no other list
+  await page.getByRole("link", { name: "In light queues" }).click();
+  await page.getByText(`the first ${PAGE}`).waitFor();
+  assert.ok(asked.every((query) => query.get("limit") === String(PAGE)));
+  await page.locator(".list-body").evaluate((list) => (list.scrollTop = list.scrollHeight));
+  await page.getByText(`${PAGE + 2} groups`).waitFor();
+  await page.getByLabel("Name begins with").fill("phone-00");
+  await page.keyboard.press("Enter");
+  await page.getByText("10 groups").waitFor();
+  await tab.axe("groups in light queues");
+  await rows.filter({ hasText: "phone-007" }).click();
+  await page.getByText("2 offsets").first().waitFor();
+  assert.deepEqual(await rows.filter({ hasText: "room/1" }).locator("[role=cell], [role=gridcell]").allTextContents(), ["room/1", "chat", "0", "0", "2", "2"]);
+  await page.getByLabel("Light queue begins with").fill("user/");
+  await page.keyboard.press("Enter");
+  await until(async () => (await rows.count()) === 1, "one of them");
+  assert.match(await rows.first().innerText(), /user\/1/);
+  await tab.axe("where a group is in light queues");
+  await page.setViewportSize({ width: 360, height: 740 });
+  await tab.fits("where a group is in light queues");
+  await tab.go("groups/web"); // it has nothing else: this is what is shown first
+  await page.getByText("1 offset", { exact: true }).first().waitFor();
+  await tab.end();
+  await server.end();
+});
+
+test("a group by machine rooms: the room of each member, and what is odd about the sharing", { skip }, async () => {
+  const tab = await Tab.at(open.url);
+  const { page } = tab;
+  await api.call("PATCH", "/mq/v1/groups/by-room", { strategy: "machine_room_nearby" });
+  const instance = "/consumers/by-room/instances/m1";
+  await api.call("POST", "/consumers/by-room", { name: "m1", format: "json", "client.rack": "east" }, "application/vnd.kafka.v2+json");
+  await api.call("POST", `${instance}/subscription`, { topics: ["orders"] }, "application/vnd.kafka.v2+json");
+  await api.call("GET", `${instance}/records?timeout=0`);
+  await tab.open("groups/by-room?tab=members");
+  await page.getByRole("row", { name: /m1/ }).getByText("east", { exact: true }).waitFor();
+  await page.locator(".note.warn", { hasText: "rooms without a member" }).waitFor();
+  await tab.axe("a group with a warning");
+  await page.setViewportSize({ width: 360, height: 740 });
+  await tab.fits("a group with a warning");
+  await tab.end();
+  await api.call("DELETE", instance);
+});
+
 test("groups: leases, a dead letter read, edited and sent again, redrive, purge, reset with preview", { skip }, async () => {
   await api.reject("shipping", "orders", 6, "no such sku");
   await api.call("POST", "/mq/v1/groups/shipping/messages:receive", { topics: ["orders"], max_messages: 2, consumer: "worker-2" });

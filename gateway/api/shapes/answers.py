@@ -356,6 +356,25 @@ class LightGroupPage(Answer):
     missing_nodes: MissingNodes | UnsetType = UNSET
 
 
+class LightPlace(Part):
+    """How far a group is in a light queue of one partition."""
+
+    topic: str
+    queue: str
+    partition: int
+    committed: Annotated[int, Meta(ge=0, description="The next offset that it reads.")]
+    end_offset: Annotated[Count | None, Meta(description="null: where the partition is does not answer now.")]
+    lag: Annotated[Count | None, Meta(description="Records from `committed` on; null as `end_offset`.")]
+
+
+class LightPlacePage(Answer):
+    """A page of them, by topic, queue and partition."""
+
+    group: str
+    offsets: list[LightPlace]
+    next_cursor: Annotated[str | None, Meta(description="Send it back as `cursor`; null at the end.")]
+
+
 class PartitionLag(Part):
     """How far a group is in one partition."""
 

@@ -335,7 +335,7 @@ class CommitLightQuery(Shape):
 
 
 class ListLightQuery(Shape):
-    """Which light queues, or groups with offsets in some."""
+    """Which light queues, groups with offsets in some, or offsets of one."""
 
     prefix: Annotated[str, _text("What their names begin with.")] | None = None
     limit: Rows = PAGE_ROWS_DEFAULT

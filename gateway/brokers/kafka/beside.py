@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import cast
 
-from gateway.brokers.base import Broker, BrokerUnreachable, NodeBroker, all_stored
+from gateway.brokers.base import Broker, BrokerUnreachable, LightQueues, NodeBroker, all_stored
 from gateway.brokers.kafka.attached import AttachedBroker
 from gateway.brokers.kafka.broker import KafkaBroker
+from store.errors import NoLightQueues
 from store.topics import TIMER_QUEUE
-from store.types import Acks, Append, Appended, Boundary, Bounds, ExportedIds, QueueKey, ReadResult
+from store.types import Acks, Append, Appended, Boundary, Bounds, ExportedIds, LightRead, QueueKey, ReadResult
 
 Schedules = Callable[[Append, Acks, Sequence[bytes | None]], Awaitable[Appended]]
 """As `Broker.schedule`."""
@@ -129,6 +131,37 @@ class Beside:
     async def offset_for_time(self, queue: QueueKey, time_ms: int, boundary: Boundary) -> int:
         """See `Broker.offset_for_time`."""
         return await self._of(queue).offset_for_time(queue, time_ms, boundary)
+
+    # ---- light queues: of the own store, as a Kafka cluster has none -----------------------------------------------
+
+    def _light_of(self, queue: QueueKey) -> LightQueues:
+        if self._of(queue) is not self._own:
+            raise NoLightQueues("the partition is on a Kafka cluster, which has no light queues")
+        return cast(LightQueues, self._own)
+
+    async def light_bounds(self, queue: QueueKey, name: bytes) -> Bounds:
+        """See `LightQueues.light_bounds`."""
+        return await self._light_of(queue).light_bounds(queue, name)
+
+    async def read_light(
+        self, queue: QueueKey, name: bytes, offset: int, *, max_records: int, max_bytes: int
+    ) -> LightRead:
+        """See `LightQueues.read_light`."""
+        return await self._light_of(queue).read_light(queue, name, offset, max_records=max_records, max_bytes=max_bytes)
+
+    async def light_names(self, queue: QueueKey, prefix: bytes, *, after: bytes, count: int) -> list[bytes]:
+        """See `LightQueues.light_names`."""
+        return await self._light_of(queue).light_names(queue, prefix, after=after, count=count)
+
+    def note_light(self) -> None:
+        """See `LightQueues.note_light`."""
+        cast(LightQueues, self._own).note_light()
+
+    def watch_light(
+        self, queue: QueueKey, name: bytes, end: int | None, wake: Callable[[], None]
+    ) -> Callable[[], None]:
+        """See `LightQueues.watch_light`."""
+        return self._light_of(queue).watch_light(queue, name, end, wake)
 
 
 async def _only(begun: asyncio.Future[list[Appended]]) -> Appended:

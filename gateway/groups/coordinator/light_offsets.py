@@ -9,8 +9,9 @@ records of the topic's light queues, a commit is a reset of its leases in this o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from heapq import nsmallest
+from itertools import chain
 
 from gateway.groups.coordinator.context import Context
 from gateway.groups.machines.copies import check_group_name
@@ -19,6 +20,7 @@ from gateway.groups.machines.events import Event, LightCommitted, LightPosition
 from gateway.groups.machines.light_leases import LIGHT_EPOCH_BYTES
 from gateway.groups.machines.light_offsets import FORGOTTEN
 from gateway.groups.machines.progress import COMMITS_MAX, LightKey
+from gateway.groups.protocol import LightPlace
 from store.turns import others_turn
 from store.uncancelled import to_its_end, uncancelled
 
@@ -57,6 +59,28 @@ class LightProgress:
     def count(self, group: str) -> int:
         """See `LightOffsets.count`."""
         return self._context.table.light_offsets.counts.get(group, 0)
+
+    async def places(
+        self, group: str, prefix: str, *, after: LightPlace | None, count: int, shows: Callable[[str], bool]
+    ) -> list[LightPlace]:
+        """See `LightOffsets.places`."""
+        known = self._context.table.light_offsets
+        names = {topic_id: self._context.topic_name(topic_id) for topic_id in known.topic_ids()}
+        topics = sorted((name, topic_id) for topic_id, name in names.items() if name is not None and shows(name))
+        found: list[LightPlace] = []
+        for topic, topic_id in topics:
+            if after is not None and topic < after.topic:
+                continue
+            for stretch in known.stretches_of(group, topic_id):
+                some = (LightPlace(topic, one.name, one.partition, one.offset) for one in stretch)
+                wanted = (
+                    one for one in some if one.queue.startswith(prefix) and (after is None or one[:3] > after[:3])
+                )
+                found = nsmallest(count, chain(found, wanted))
+                await others_turn()
+            if len(found) == count:
+                break
+        return found
 
     async def groups(self, prefix: str, *, after: str, count: int) -> list[tuple[str, int]]:
         """See `LightOffsets.groups`."""

@@ -21,12 +21,19 @@ def coordinator_metrics(coordinator: Coordinator) -> Iterator[Metric]:
     in_flight = GaugeMetricFamily(
         "mq_inflight", "Records leased or given back in queue mode and not settled.", labels=("group",)
     )
+    warnings = GaugeMetricFamily(
+        "mq_group_warnings", "Warnings at how a group's partitions are shared out, of groups that have some.",
+        labels=("group",),
+    )  # fmt: skip
     for group in groups:
         parts = [group, *(table.get(name) for name in table.lone_groups(group.name))]
         members.add_metric((group.name,), sum(len(part.membership.members()) for part in parts))
         in_flight.add_metric((group.name,), group.open_count)
+        if count := len({text for part in parts for text in part.membership.rooms.warnings}):
+            warnings.add_metric((group.name,), count)
     yield members
     yield in_flight
+    yield warnings
     lag = GaugeMetricFamily(
         LAG_METRIC, "Records a group has not consumed, seconds ago.", labels=("group", "topic", "partition")
     )

@@ -52,7 +52,7 @@ from typing import get_args
 
 from prometheus_client.samples import Sample
 
-from gateway.brokers.base import Broker
+from gateway.brokers.base import Broker, LightQueues
 from gateway.brokers.event_log import EventLog, RunBlocking
 from gateway.groups.coordinator.context import (
     GROUP_EVENTS,
@@ -107,7 +107,6 @@ from gateway.groups.machines.subscription import Subscription
 from gateway.groups.machines.table import GroupTable, document_bytes, settings_bytes
 from gateway.groups.protocol import GroupDescription, GroupView, MemberView
 from gateway.routing.base import Routes
-from gateway.routing.light import LightQueues
 from gateway.routing.tail_watcher import TailWatcher
 from store.clock import Clock
 from store.errors import NoLightQueues, StoreError, StoreStopped, UnknownQueue

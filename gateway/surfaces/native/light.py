@@ -9,22 +9,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from functools import partial
 
 from aiohttp import web
 
 from gateway.api.light import PARTITIONS_A_TURN, Found, LightReader, Rendering, commit_light
-from gateway.api.pages import decode_after, encode_after
+from gateway.api.pages import decode_after, encode_after, read_cursor
+from gateway.api.pages import write_cursor as write_key
+from gateway.api.shapes import answers
 from gateway.api.shapes.queries import CommitLightQuery, LightGroupQuery, LightQuery, ListLightQuery
 from gateway.api.tasks import is_set_within, when_set
 from gateway.api.turns import few_a_turn
 from gateway.auth.access import Permission
 from gateway.codec.cursors import write_cursor
 from gateway.codec.records import parse_light_name
+from gateway.groups.protocol import LightPlace
 from gateway.routing.base import TopicView
 from gateway.surfaces.http.admission import allowance_of
 from gateway.surfaces.http.answer_memory import RENDERED_FACTOR, SMALL_BYTES
 from gateway.surfaces.http.answers import check_accept, json_answer, packed
-from gateway.surfaces.http.caller import access_of
+from gateway.surfaces.http.caller import access_of, is_visible
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.light import check_group, cursor_offsets, light_offsets
 from gateway.surfaces.http.reading import read_query
@@ -92,9 +96,7 @@ async def committed_in_queue(gateway: Gateway, request: web.Request, _: bytes) -
     for partition in range(view.partitions):
         offset = committed(group, view.name, partition, name.decode())
         if offset is not None:
-            stretches = await reader.stretches(view.name, name, partition)
-            lag = sum(max(end - max(offset, begin), 0) for begin, end in stretches)
-            end = stretches[-1].max_offset if stretches else await reader.end(view.name, name, partition)
+            end, lag = await reader.end_and_lag(view.name, name, partition, offset)
             shown.append({"partition": partition, "committed": offset, "end_offset": end, "lag": lag})
     triples = ((view.name, row["partition"], row["committed"]) for row in shown)
     cursor = write_cursor(triples, {view.name: str(view.topic_id)}) if shown else None
@@ -116,6 +118,28 @@ async def forget_in_queue(gateway: Gateway, request: web.Request, _: bytes) -> w
     view, name, group = _of_group(gateway, request, read_query(LightGroupQuery, request, gateway).group)
     await gateway.groups.light_offsets.forget(group, view.name, name.decode())
     return web.Response(status=204)
+
+
+async def group_light_offsets(gateway: Gateway, request: web.Request, _: bytes) -> web.StreamResponse:
+    """How far a group is in light queues: a page by topic, queue and partition, of topics that the caller may describe.
+    `prefix`: what names of queues begin with."""
+    check_accept(request)
+    query = read_query(ListLightQuery, request, gateway)
+    group = request.match_info["group"]
+    gateway.groups.view(group)  # 404 for one that is not there
+    key = read_cursor(query.cursor, (str, str, int))
+    after = None if key is None else LightPlace._make([*key, 0])
+    found = await gateway.groups.light_offsets.places(
+        group, query.prefix or "", after=after, count=query.limit + 1, shows=partial(is_visible, request)
+    )
+    page = found[: query.limit]
+    rows = []
+    for place, known in zip(page, await LightReader(gateway.routes_table).ends_and_lags(page), strict=True):
+        end, lag = (None, None) if known is None else known
+        rows.append(answers.LightPlace(*place, end_offset=end, lag=lag))
+    next_cursor = write_key(page[-1][:3]) if len(found) > len(page) else None
+    body = answers.LightPlacePage(group=group, offsets=rows, next_cursor=next_cursor)
+    return await packed(request, json_answer(request, body))
 
 
 def _of_group(gateway: Gateway, request: web.Request, group: str) -> tuple[TopicView, bytes, str]:

@@ -714,6 +714,11 @@ _GROUPS: dict[str, Operation] = {
         answers={200: _json("A page of them.", ref("LightGroupPage"))},
         errors=(*QUERY, 40050, *READS),
     ),
+    "group_light_offsets": Operation(
+        tag="Groups",
+        answers={200: _json("A page of them.", ref("LightPlacePage"), "Vary", "Content-Encoding")},
+        errors=(*QUERY, 40050, 40405),
+    ),
     "group_leases": Operation(
         tag="Groups",
         answers={200: _json("A page of them.", ref("LeasePage"), "Vary", "Content-Encoding")},

@@ -6,11 +6,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import cast
 
-from gateway.brokers.base import Broker
+from gateway.brokers.base import Broker, LightQueues
 from gateway.cluster import peer_wire
 from gateway.cluster.peer_link import MESSAGE_BYTES_MAX
 from gateway.cluster.peer_wire import Batches, Head, Message
-from gateway.routing.light import LightQueues
 from store.errors import StoreError
 from store.limits import KiB
 from store.turns import others_turn

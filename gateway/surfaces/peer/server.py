@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from aiohttp import hdrs, web
 
-from gateway.brokers.base import Broker, NodeBroker
+from gateway.brokers.base import Broker, LightQueues, NodeBroker
 from gateway.cluster import peer_wire
 from gateway.cluster.peer_auth import NONCE_BYTES, NotAuthentic, Secret, SeenRequests, Stamp, check_code, parse_stamp
 from gateway.cluster.peer_link import (
@@ -28,7 +28,6 @@ from gateway.cluster.peer_link import (
     switching,
 )
 from gateway.cluster.peer_wire import Batches, Head, Message
-from gateway.routing.light import LightQueues
 from gateway.surfaces.peer.connection import LinkConnection
 from gateway.surfaces.peer.light import light_operations
 from store.clock import Clock

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from random import Random
 from typing import Any
 
 import pytest
 
+from gateway.api.light import LightReader
 from gateway.brokers.base import AnswerLost, Broker, BrokerUnreachable
 from gateway.brokers.kafka import writer as writing
 from gateway.brokers.kafka.beside import Beside
@@ -19,13 +22,17 @@ from gateway.brokers.kafka.broker import KafkaBroker
 from gateway.cluster import mover as moving
 from gateway.cluster.mover import Known, MoveConflict, key_of
 from gateway.cluster.record import decode
+from gateway.groups.protocol import LightPlace
 from gateway.routing.base import place_of
 from store import record_batch
-from store.errors import AlreadyStored, BrokerLacks, Corrupt, SealedQueue
+from store.config import StoreConfig
+from store.errors import AlreadyStored, BrokerLacks, Corrupt, NoLightQueues, SealedQueue
 from store.record_batch import Record
 from store.types import ID_BYTES, Acks, Append, Identity, QueueKey, RecordNumbers
 from tests.gateway.brokers.kafka.fake import FakeKafka, new_repeats, strangers_batch
-from tests.gateway.cluster.nodes import NAMES, TOPIC, Cluster, settle
+from tests.gateway.cluster.nodes import CONFIG, NAMES, TOPIC, Cluster, settle
+from tests.gateway.cluster.test_light_moves import rows as light_rows
+from tests.simdb import simulated_database
 
 SEEDS = [*range(4), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(4, 1200))]
 
@@ -33,8 +40,8 @@ SEEDS = [*range(4), *(pytest.param(seed, marks=pytest.mark.long) for seed in ran
 class KafkaCluster(Cluster):
     """Nodes, each of which knows one Kafka cluster as `kafka1`."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, config: StoreConfig = CONFIG) -> None:
+        super().__init__(config=config)
         self.kafka = FakeKafka()
         self.kafka.clock = self.clock
         self.known: dict[str, KafkaBroker] = {}
@@ -108,7 +115,12 @@ def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 async def cluster() -> AsyncIterator[KafkaCluster]:
-    made = KafkaCluster()
+    async with running(KafkaCluster()) as made:
+        yield made
+
+
+@asynccontextmanager
+async def running(made: KafkaCluster) -> AsyncIterator[KafkaCluster]:
     await made.start()
     try:
         yield made
@@ -130,6 +142,69 @@ async def test_a_partition_goes_to_kafka_and_back_and_every_node_reads_all_of_it
     record = await cluster.record()
     assert [segment.broker for segment in record.segments] == ["n1", "kafka1", "n2", "kafka1", "n1"]
     assert [segment.kepoch for segment in record.segments if segment.pid] == [0, 2]
+
+
+@pytest.mark.parametrize("is_sent_to_there", [True, False])
+async def test_light_queues_are_refused_on_kafka_and_begin_above_all_they_had_when_the_partition_is_back(
+    is_sent_to_there: bool,
+) -> None:
+    """C3: also of a queue that had nothing since, and where Kafka has not got a record."""
+    shown: dict[tuple[bytes, int], bytes] = {}
+
+    async def see(made: KafkaCluster, name: bytes) -> list[int]:
+        """Its offsets, the same on every node."""
+        offsets: list[int] = []
+        for via in NAMES:
+            found = await light_rows(made, via, name)
+            for own, _, value in found:
+                assert shown.setdefault((name, own), value) == value, "an offset that was shown has another record"
+            offsets = [own for own, _, _ in found]
+        return offsets
+
+    with simulated_database():
+        async with running(KafkaCluster(replace(CONFIG, index="rocksdb"))) as made:
+            ends = {b"a": 0, b"b": 0}
+            count = 0
+            for back in ("n2", "n3", "n1"):
+                for names in ([b"a"], [b"a", b"b"], [b"a"]):
+                    assert await made.send("n1", b"%d" % count, queues=names) == count
+                    count += 1
+                before = {name: await see(made, name) for name in ends}
+                await made.move("n1", "kafka1")
+                for via in NAMES:
+                    reader = LightReader(made.nodes[via].routes)
+                    with pytest.raises(NoLightQueues):
+                        await made.send(via, b"refused", queues=[b"a"])
+                    for asked in (
+                        reader.end(TOPIC, b"a", 0),
+                        reader.stretches(TOPIC, b"a", 0),
+                        light_rows(made, via, b"a"),
+                    ):
+                        with pytest.raises(NoLightQueues):
+                            await asked
+                    place = LightPlace(TOPIC, "a", 0, 1)
+                    assert await reader.ends_and_lags([place, place]) == [None, None], "a page of a group is shown"
+                for _ in range(3 * is_sent_to_there):
+                    assert await made.sent("n1", b"%d" % count) == count
+                    count += 1
+                await made.move("n1", back)
+                for name, end in ends.items():
+                    assert await see(made, name) == before[name], "what they had is there"
+                    assert await LightReader(made.nodes["n1"].routes).end(TOPIC, name, 0) >= max(
+                        end, before[name][-1] + 1
+                    )
+                assert await made.send("n2", b"%d" % count, queues=[b"a"]) == count
+                count += 1
+                after = await see(made, b"a")
+                assert after[:-1] == before[b"a"]
+                assert after[-1] == count - 1, "at the partition's offset, which no row before it can have"
+                assert await light_rows(made, "n3", b"a", begin=before[b"a"][-1] + 1) == [
+                    (count - 1, count - 1, b"%d" % (count - 1))
+                ], "a cursor from before reads on"
+                ends = {b"a": after[-1] + 1, b"b": before[b"b"][-1] + 1}
+            for via in NAMES:
+                values = await made.read_all(via)
+                assert values == [b"%d" % number for number in range(count)], "what was refused is nowhere"
 
 
 async def test_sends_that_were_held_are_taken_as_soon_as_anyone_is_told_of_the_move(

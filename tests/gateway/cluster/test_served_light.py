@@ -7,7 +7,7 @@ Covers gateway.main.group_moves (offsets in light queues) and gateway.surfaces.h
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
@@ -15,15 +15,20 @@ from random import Random
 from typing import Any
 
 import aiohttp
+import orjson
 import pytest
 
-from gateway.errors import NO_LIGHT_QUEUES
+from gateway.errors import NO_LIGHT_QUEUES, OVERLOADED
 from tests.gateway.cluster.etcd_server import EtcdServer
 from tests.gateway.cluster.test_served import JSON, PARTITIONS, TOPIC, Nodes, Refused, served
 from tests.waiting import PATIENCE_S, until
 
 QUEUES = [f"user/{number}" for number in range(4)] + ["room/1"]
+READ = [*QUEUES[:2], "room/1"]
+"""By pulls, and by an event stream."""
+
 LOST = (aiohttp.ClientError, TimeoutError, OSError, Refused)
+EVENTS_A_NODE = 20
 PATH = f"/mq/v1/topics/{TOPIC}/queues/"
 
 
@@ -44,6 +49,7 @@ class LightNodes(Nodes):
         self.pushed: set[str] = set()
         self.last: object = None
         self.worked: set[str] = set()
+        self.streamed_by: Counter[str] = Counter()
 
     def show(self, queue: str, rows: list[dict[str, Any]]) -> None:
         for row in rows:
@@ -148,6 +154,38 @@ class LightNodes(Nodes):
                             self.pushed |= {row["value"] for row in message["messages"]}
             await asyncio.sleep(0.02)
 
+    async def stream(self, queue: str) -> None:
+        """Server-Sent Events, after some of them by another node, from the last id on; none twice."""
+        last_id = ""
+        while not self.is_over:
+            node = self.any()
+            url = self.servers[node].url + path_of(queue) + "/sse"
+            headers = {"Last-Event-ID": last_id} if last_id else {}
+            with suppress(*LOST):
+                async with self._http.get(url, params={"from": "earliest"}, headers=headers) as response:
+                    if response.status != 200:
+                        assert response.status == 503, await response.text()
+                        raise Refused
+                    event: dict[str, str] = {}
+                    for _ in range(EVENTS_A_NODE):
+                        event.clear()
+                        while line := (await asyncio.wait_for(response.content.readline(), 5)).decode():
+                            if line == "\n":
+                                break
+                            name, _, text = line.rstrip("\n").partition(": ")
+                            event[name] = text
+                        else:
+                            break  # it has ended, maybe within an event
+                        last_id = event.get("id", last_id)
+                        if event.get("event") == "message":
+                            row = orjson.loads(event["data"])
+                            self.show(queue, [row])
+                            self.read_values[queue].append(row["value"])
+                            self.streamed_by[node] += 1
+                        elif event.get("event") == "error":
+                            assert orjson.loads(event["data"])["error_code"] == OVERLOADED, event
+            await asyncio.sleep(0.02)
+
     async def until_done(self, queue: str, found: Callable[[], Collection[str]]) -> None:
         """Wait for all that was accepted for a queue by now."""
         wanted = {value for value, queues in self.accepted.items() if queue in queues}
@@ -170,6 +208,7 @@ async def test_light_queues_are_served_by_every_node_while_partitions_move_and_a
             for one in (
                 *(nodes.send_light(f"s{number}") for number in range(3)),
                 *map(nodes.pull, QUEUES[:2]),
+                nodes.stream("room/1"),
                 nodes.work("user/2"),
                 nodes.work("user/2"),
                 nodes.inbox("user/3"),
@@ -189,15 +228,16 @@ async def test_light_queues_are_served_by_every_node_while_partitions_move_and_a
         assert nodes.moves > 4
         accepted = dict(nodes.accepted)
         await until(lambda: len(nodes.accepted) > len(accepted) + 5)
-        for queue in QUEUES[:2]:
+        for queue in READ:
             await nodes.until_done(queue, lambda queue=queue: nodes.read_values[queue])
         await nodes.until_done("user/2", lambda: nodes.worked)
         await nodes.until_done("user/3", lambda: nodes.pushed)
         nodes.is_over = True
         await asyncio.wait_for(asyncio.gather(*work), PATIENCE_S)
-        for queue in QUEUES[:2]:
+        for queue in READ:
             values = nodes.read_values[queue]
             assert len(set(values)) == len(values), "a record twice"
+        assert len(nodes.streamed_by) > 1, "by one that has the partition, and by others"
         await _agree(nodes)
         await _devices(nodes)
         await _refused(nodes)

@@ -132,6 +132,7 @@ DECLARED: dict[str, Permission] = {
     "POST /mq/v1/groups/{group}/messages:extend": RECEIVE,
     "GET /mq/v1/groups": DESCRIBE,
     "GET /mq/v1/light-groups": DESCRIBE,
+    "GET /mq/v1/groups/{group}/light-offsets": DESCRIBE,
     "GET /mq/v1/groups/{group}": DESCRIBE,
     "DELETE /mq/v1/groups/{group}": DELETE,
     "PATCH /mq/v1/groups/{group}": CREATE,

@@ -2,7 +2,7 @@
 import type { JSX } from "preact";
 import { useMemo, useState } from "preact/hooks";
 import { get, path, query, send } from "../api.js";
-import { count, duration, exactly, relative, rough, time } from "../format.js";
+import { count, duration, exactly, plural, relative, rough, time } from "../format.js";
 import { denied } from "../rights.js";
 import { usePages, useResource } from "../resource.js";
 import { go, href, place } from "../router.js";
@@ -12,6 +12,7 @@ import { List, type Column } from "../ui/list.js";
 import { DeadLetters } from "./group_dead.js";
 import { Reset } from "./group_reset.js";
 import { GroupState } from "./groups.js";
+import { LightPlaces } from "./groups_light.js";
 
 interface TopicPartition {
   topic: string;
@@ -23,6 +24,7 @@ interface Member {
   topics: string[];
   topic_pattern: string | null;
   heard_ago_ms: number;
+  room: string | null;
   assigned: TopicPartition[];
   revoking: TopicPartition[];
 }
@@ -36,6 +38,8 @@ export interface Group {
   config: Record<string, unknown> & { max_attempts: number; invisible_ms: number; backoff_ms: number[]; fifo: boolean };
   members: Member[];
   workers: { consumer: string; leased: number; heard_ago_ms: number | null }[];
+  /** What is odd about how partitions are shared out by machine rooms. */
+  warnings: string[];
   light_offset_count: number;
 }
 
@@ -51,19 +55,20 @@ export interface LagRow extends TopicPartition {
   owner: string | null;
 }
 
-type Tab = "lag" | "members" | "leases" | "dead";
-const TABS: readonly (readonly [Tab, string])[] = [["lag", "Lag"], ["members", "Members"], ["leases", "Leases"], ["dead", "Dead letters"]];
+type Tab = "lag" | "light" | "members" | "leases" | "dead";
+const TABS: readonly (readonly [Tab, string])[] = [["lag", "Lag"], ["light", "Light queues"], ["members", "Members"], ["leases", "Leases"], ["dead", "Dead letters"]];
 const REFRESH_MS = 3000;
 const PAGE_ROWS = 200;
 
 export function GroupPage(props: { group: string }): JSX.Element {
   const { group } = props;
-  const asked = place.value.query.get("tab");
-  const tab: Tab = TABS.find(([name]) => name === asked)?.[0] ?? "lag";
   const right = denied("describe", { group });
   const found = useResource<Group>(right === null ? group : null, (signal) => get(path`mq/v1/groups/${group}`, signal), REFRESH_MS);
   const [dialog, setDialog] = useState<"reset" | "settings" | "delete" | null>(null);
   const detail = found.data;
+  const isOnlyLight = detail !== null && detail.topics.length === 0 && detail.light_offset_count > 0;
+  const asked = place.value.query.get("tab");
+  const tab: Tab = TABS.find(([name]) => name === asked)?.[0] ?? (isOnlyLight ? "light" : "lag");
   const isGone = found.error?.status === 404;
   return (
     <>
@@ -86,13 +91,17 @@ export function GroupPage(props: { group: string }): JSX.Element {
               <Fact name="State"><GroupState state={detail.state} isTaking={detail.workers.length > 0} /></Fact>
               <Fact name="Members">{count(detail.member_count)}</Fact>
               <Fact name="Workers">{count(detail.workers.length)}</Fact>
-              {detail.light_offset_count > 0 && <Fact name="In light queues">{count(detail.light_offset_count)} offsets</Fact>}
+              {detail.light_offset_count > 0 && <Fact name="In light queues">{plural(detail.light_offset_count, "offset")}</Fact>}
               <Fact name="Topics">{detail.topics.length === 0 ? "none" : detail.topics.map((topic, index) => <>{index > 0 && ", "}<a href={href("topics", topic)}>{topic}</a></>)}</Fact>
               <Fact name="Attempts at most">{detail.config.max_attempts}</Fact>
               <Fact name="Lease">{duration(detail.config.invisible_ms)}</Fact>
             </dl>
+            {detail.warnings.map((warning) => (
+              <div key={warning} class="note warn" role="status"><span class="mark" aria-hidden="true">▲</span><p>{warning}</p></div>
+            ))}
             <Tabs label="Parts of the group" value={tab} tabs={TABS} href={(to) => `${href("groups", group)}?tab=${to}`} />
             {tab === "lag" && <Lag group={group} />}
+            {tab === "light" && <LightPlaces group={group} />}
             {tab === "members" && <Members detail={detail} />}
             {tab === "leases" && <Leases group={group} />}
             {tab === "dead" && <DeadLetters group={group} />}
@@ -186,11 +195,12 @@ function Members(props: { detail: Group }): JSX.Element {
       {members.length > 0 && (
         <table class="small-table">
           <caption>Members (stream mode): each has partitions of its own</caption>
-          <thead><tr><th scope="col">Member</th><th scope="col">Partitions</th><th scope="col">Giving up</th><th scope="col">Subscribed to</th><th scope="col" class="end">Heard</th></tr></thead>
+          <thead><tr><th scope="col">Member</th><th scope="col">Room</th><th scope="col">Partitions</th><th scope="col">Giving up</th><th scope="col">Subscribed to</th><th scope="col" class="end">Heard</th></tr></thead>
           <tbody>
             {members.map((member) => (
               <tr key={member.member_id}>
                 <th scope="row"><code>{member.member_id}</code></th>
+                <td>{member.room ?? <span class="muted">none said</span>}</td>
                 <td>{member.assigned.length === 0 ? <span class="muted">none</span> : named(member.assigned)}</td>
                 <td>{member.revoking.length === 0 ? "–" : named(member.revoking)}</td>
                 <td>{member.topic_pattern === null ? member.topics.join(", ") : <code>{member.topic_pattern}</code>}</td>

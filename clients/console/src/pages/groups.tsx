@@ -6,8 +6,9 @@ import { plural, rough } from "../format.js";
 import { deniedEverywhere } from "../rights.js";
 import { usePages } from "../resource.js";
 import { go, href, place, setQuery } from "../router.js";
-import { Button, Empty, ErrorNote, Field, State, TextInput, Waiting, type Tone } from "../ui/basics.js";
+import { Button, Empty, ErrorNote, Field, State, Tabs, TextInput, Waiting, type Tone } from "../ui/basics.js";
 import { List, type Column } from "../ui/list.js";
+import { LightGroups } from "./groups_light.js";
 
 export interface GroupRow {
   group: string;
@@ -20,6 +21,8 @@ export interface GroupRow {
   dead: number | null;
 }
 
+type Tab = "all" | "light";
+const TABS: readonly (readonly [Tab, string])[] = [["all", "All"], ["light", "In light queues"]];
 const PAGE_ROWS = 200;
 const REFRESH_MS = 5000;
 const FILTER_AFTER_MS = 150;
@@ -43,7 +46,18 @@ const COLUMNS: Column<GroupRow>[] = [
 
 export function GroupsPage(): JSX.Element {
   const right = deniedEverywhere("describe");
-  return right === null ? <Seen /> : <><div class="head"><h1>Groups</h1></div><Empty>{right}</Empty></>;
+  const tab: Tab = place.value.query.get("tab") === "light" ? "light" : "all";
+  return (
+    <>
+      <div class="head"><h1>Groups</h1></div>
+      {right !== null ? <Empty>{right}</Empty> : (
+        <>
+          <Tabs label="Kinds of groups" value={tab} tabs={TABS} href={(to) => to === "light" ? "#/groups?tab=light" : "#/groups"} />
+          {tab === "light" ? <LightGroups /> : <Seen />}
+        </>
+      )}
+    </>
+  );
 }
 
 function Seen(): JSX.Element {
@@ -62,7 +76,6 @@ function Seen(): JSX.Element {
   }, REFRESH_MS, 2);
   return (
     <>
-      <div class="head"><h1>Groups</h1></div>
       <div class="bar">
         <Field label="Filter by name" wide><TextInput search value={filter} onInput={setFilter} placeholder="part of a name" /></Field>
         <span class="muted small push" role="status">{pages.total === null ? "" : plural(pages.total, "group")}</span>

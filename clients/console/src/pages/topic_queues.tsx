@@ -2,13 +2,14 @@
 import type { JSX } from "preact";
 import { useState } from "preact/hooks";
 import { get, path, query } from "../api.js";
-import { count, plural, time } from "../format.js";
+import { count, time } from "../format.js";
 import { line, type Rec } from "../records.js";
 import { denied } from "../rights.js";
 import { usePages, useResource } from "../resource.js";
-import { place, setQuery } from "../router.js";
-import { Button, Empty, ErrorNote, Fact, Field, TextInput, Waiting } from "../ui/basics.js";
+import { place } from "../router.js";
+import { Button, Empty, ErrorNote, Fact, Waiting } from "../ui/basics.js";
 import { List, type Column } from "../ui/list.js";
+import { PrefixBar } from "../ui/prefix.js";
 
 /** The server's refusal where it keeps no light queues. */
 const NO_QUEUES = 40963;
@@ -20,7 +21,6 @@ const COLUMNS: Column<string>[] = [{ name: "Light queue", width: "1fr", cell: (n
 export function LightQueues(props: { topic: string }): JSX.Element {
   const { topic } = props;
   const prefix = place.value.query.get("prefix") ?? "";
-  const [field, setField] = useState(prefix);
   const [opened, setOpened] = useState<string | null>(null);
   const pages = usePages<string>(`${topic} ${prefix}`, async (cursor, signal) => {
     const answer = await get<{ queues: string[]; next_cursor: string | null }>(path`mq/v1/topics/${topic}/queues` + query({ prefix, cursor, limit: PAGE_ROWS }), signal);
@@ -29,15 +29,7 @@ export function LightQueues(props: { topic: string }): JSX.Element {
   if (pages.error?.code === NO_QUEUES) return <Empty>{pages.error.message} See docs/light-queues.md.</Empty>;
   return (
     <>
-      <form class="bar" onSubmit={(event) => {
-        event.preventDefault();
-        setOpened(null);
-        setQuery({ prefix: field });
-      }}>
-        <Field label="Name begins with" wide><TextInput search value={field} onInput={setField} placeholder="anything" /></Field>
-        <Button type="submit">Show</Button>
-        <span class="muted small push" role="status">{pages.at === 0 ? "" : pages.next === null ? plural(pages.rows.length, "light queue") : `the first ${count(pages.rows.length)}`}</span>
-      </form>
+      <PrefixBar label="Name begins with" what="light queue" pages={pages} onShow={() => setOpened(null)} />
       {pages.error !== null && pages.at > 0 && !pages.error.isUnreachable && <ErrorNote error={pages.error} retry={pages.reload} />}
       {pages.at === 0 ? <Waiting error={pages.error} retry={pages.reload} />
         : pages.rows.length === 0 ? <Empty>{prefix === "" ? "No record of this topic names a light queue. A send with light queues makes them." : `No light queue's name begins with “${prefix}”.`}</Empty> : (

@@ -20,6 +20,7 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
+from gateway.errors import NO_LIGHT_QUEUES
 from loadtest.peers.servers import Server as Peer
 from tests.e2e.server import SMALL_FILES, Server
 from tests.gateway.cluster.etcd_server import PASSWORD, EtcdServer, etcd_metadata, free_port
@@ -337,6 +338,69 @@ async def test_an_idempotent_producer_of_kafka_goes_on_over_moves_and_kills(only
     found = await node.read_all()
     assert found == node.sent, "all of it, once, where it was said to be"
     assert len(found) == 6 * 200
+
+
+async def test_light_queues_are_refused_while_their_partition_is_on_kafka_and_go_on_when_it_is_back(
+    tmp_path: Path, kafka: Peer, request: pytest.FixtureRequest
+) -> None:
+    """Sends, pulls and a device's offset; what waits for its time; a server that is killed meanwhile."""
+    async with aiohttp.ClientSession() as http:
+        node = Node(tmp_path, None, kafka.endpoint, f"{request.node.name[:20]}.", http)
+        node.server = Server(tmp_path / "data", {**node.settings, "MQ_STORE_INDEX": "rocksdb"}, port=free_port())
+        await node.server.start()
+        try:
+            await _light_queues_beside_kafka(node)
+        finally:
+            await node.server.end()
+
+
+async def _light_queues_beside_kafka(node: Node) -> None:
+    await node.done("PUT", f"/mq/v1/topics/{TOPIC}", json={"partitions": 1})
+    path = f"/mq/v1/topics/{TOPIC}/queues/user%2F1"
+
+    async def rows(**params: str) -> list[tuple[int, str]]:
+        answer = await node.done("GET", f"{path}/records", params=params)
+        return [(record["queue_offset"], record["value"]) for record in answer["records"]]
+
+    async def send(value: str, **more: object) -> int:
+        status, answer = await node.send(value, queues=["user/1"], **more)
+        return int(answer.get("error_code") or answer["offsets"][0].get("error_code") or status)
+
+    assert [await send(f"before-{number}") for number in range(3)] == [200, 200, 200]
+    assert await send("waits", delay_ms=1_000) == 200
+    cursor = (await node.done("GET", f"{path}/records"))["next_cursor"]
+    status, _ = await node.ask("PUT", f"{path}/offsets", params={"group": "phone", "cursor": cursor})
+    assert status == 204
+    await node.move("kafka1")
+    await node.server.kill()
+    await node.server.start()
+    assert await send("refused") == NO_LIGHT_QUEUES
+    for where in (f"{path}/records", path, f"{path}/sse", f"{path}/offsets?group=phone", path.rpartition("/")[0]):
+        status, answer = await node.ask("GET", where)
+        assert (status, answer["error_code"]) == (409, NO_LIGHT_QUEUES), where
+    place = {"topic": TOPIC, "queue": "user/1", "partition": 0, "committed": 3}
+    page = await node.done("GET", "/mq/v1/groups/phone/light-offsets")
+    assert page["offsets"] == [{**place, "end_offset": None, "lag": None}]
+    assert (await node.send("there"))[0] == 200
+    await asyncio.sleep(1.5)  # what waits is due, and waits on
+    await node.move(node.name)
+    assert await send("behind") == 200
+    found: list[tuple[int, str]] = []
+    for _ in range(round(PATIENCE_S / 0.1)):
+        found = await rows()
+        if len(found) == 5:
+            break
+        await asyncio.sleep(0.1)
+    assert [value for _, value in found[:3]] == [f"before-{number}" for number in range(3)]
+    assert sorted(value for _, value in found[3:]) == ["behind", "waits"]
+    offsets = [offset for offset, _ in found]
+    assert offsets[:3] == [0, 1, 2]
+    assert offsets[3] > 3, "above all that it had, and above what Kafka has got"
+    assert offsets[4] == offsets[3] + 1, "and dense from there"
+    assert await rows(cursor=cursor) == await rows(group="phone") == found[3:], "who was there before goes on"
+    page = await node.done("GET", "/mq/v1/groups/phone/light-offsets")
+    assert page["offsets"] == [{**place, "end_offset": offsets[4] + 1, "lag": 2}], "records, not offsets"
+    await node.check()
 
 
 async def test_delayed_records_are_delivered_where_their_partition_is(node: Node) -> None:

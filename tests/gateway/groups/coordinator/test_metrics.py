@@ -52,6 +52,19 @@ async def test_a_broadcasting_group_is_one_group_with_all_its_members() -> None:
         assert (seen["mq_groups"], seen[f"mq_group_members,{G}"]) == (1, 2)
 
 
+async def test_warnings_are_counted_at_groups_that_have_some() -> None:
+    async with world(partitions=2) as made:
+        made.routes.rooms["b"] = "north"
+        for group, member_id in ((G, "south@m1"), ("fine", "north@m1")):
+            await made.groups.configure(group, {"strategy": "machine_room_nearby"})
+            await made.groups.join(group, member_id, ORDERS)
+        assert {name for name in read(made) if name.startswith("mq_group_warnings")} == {f"mq_group_warnings,{G}"}
+        assert read(made)[f"mq_group_warnings,{G}"] == len(made.groups.describe(G).warnings) == 1
+        await made.groups.join(G, "north@m2", ORDERS)
+        await made.groups.join(G, "south@m3", ORDERS)
+        assert read(made)[f"mq_group_warnings,{G}"] == 1, "one for all members of a room"
+
+
 async def test_what_was_read_at_a_start_is_not_counted_as_what_has_happened() -> None:
     async with world(values=[b"1"]) as made:
         await made.groups.ack(G, receipts((await made.groups.receive(G, wanting())).messages))

@@ -12,7 +12,8 @@ from urllib.parse import quote
 import orjson
 import pytest
 
-from gateway.api.light import check_light, names_begin
+from gateway.api import light
+from gateway.api.light import LightReader, check_light, names_begin
 from gateway.auth.scopes import Rights, parse_scope
 from gateway.errors import RequestError
 from store import record_batch
@@ -257,6 +258,70 @@ async def test_groups_that_only_keep_offsets_are_listed_in_pages_and_deleted(tmp
         assert [one["group"] for one in found["groups"]] == ["phone-0", "phone-1", "phone-2", "phone-4", "web"]
         assert (await offsets(server, "phone-3"))["partitions"] == []
         assert (await offsets(server, "phone-2"))["partitions"][0]["committed"] == 1
+
+
+async def test_where_a_group_is_in_light_queues_comes_in_pages(tmp_path: Path) -> None:
+    async with whole(tmp_path, partitions=2, **ROCKSDB) as server:
+        await server.topic("news", partitions=1)
+        names = [f"user/{number}" for number in range(7)]
+        for partition in (0, 1):
+            await send(server, names, ["user/1"], path=f"/topics/orders/partitions/{partition}")
+        await send(server, ["user/1"], path="/topics/news")
+        said = [("orders", name, "orders:0=1;orders:1=0") for name in names] + [("news", "user/1", "news:0=1")]
+        for topic, name, cursor in said:
+            path = f"/mq/v1/topics/{topic}/queues/{quote(name, safe='')}/offsets"
+            for group in ("workers", "other"):
+                async with server.session.put(path, params={"group": group, "cursor": cursor}) as response:
+                    assert response.status == 204, await response.text()
+        seen: list[tuple[Any, ...]] = []
+        cursor = ""
+        while True:
+            page = await server.call("GET", f"groups/workers/light-offsets?limit=4{cursor}")
+            assert len(page["offsets"]) <= 4
+            seen += [
+                tuple(row[name] for name in ("topic", "queue", "partition", "committed", "end_offset", "lag"))
+                for row in page["offsets"]
+            ]
+            if page["next_cursor"] is None:
+                break
+            cursor = f"&cursor={page['next_cursor']}"
+        assert seen == [("news", "user/1", 0, 1, 1, 0)] + [
+            ("orders", name, partition, 1 - partition, end, end - 1 + partition)
+            for name in names
+            for partition in (0, 1)
+            for end in [2 if name == "user/1" else 1]
+        ]
+        page = await server.call("GET", "groups/workers/light-offsets?prefix=user/3")
+        assert [(row["queue"], row["partition"]) for row in page["offsets"]] == [("user/3", 0), ("user/3", 1)]
+        assert (await server.call("GET", "groups/workers/light-offsets?prefix=room"))["offsets"] == []
+        for what, status, code in (("none/light-offsets", 404, 40405), ("workers/light-offsets?cursor=x", 400, 40050)):
+            async with server.session.get(f"/mq/v1/groups/{what}") as response:
+                assert (response.status, (await response.json(content_type=None))["error_code"]) == (status, code)
+        await server.call("DELETE", "topics/news")
+        assert (await server.call("GET", "groups/workers/light-offsets?limit=1"))["offsets"][0]["topic"] == "orders"
+
+
+async def test_a_page_of_lags_is_shown_without_those_of_a_node_that_stands_still(
+    server: Whole, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await send(server, ["a", "b"])
+    for name in ("a", "b"):
+        path = f"{QUEUES}/{name}/offsets"
+        async with server.session.put(path, params={"group": "phone", "cursor": "orders:0=0"}) as response:
+            assert response.status == 204
+    asks = LightReader.end_and_lag
+
+    async def asks_in_vain(reader: LightReader, topic: str, name: bytes, *rest: int) -> tuple[int, int]:
+        if name == b"a":
+            await asyncio.sleep(PATIENCE_S)
+        return await asks(reader, topic, name, *rest)
+
+    monkeypatch.setattr(LightReader, "end_and_lag", asks_in_vain)
+    monkeypatch.setattr(light, "LAGS_WAIT_S", 0.1)
+    rows = (await server.call("GET", "groups/phone/light-offsets"))["offsets"]
+    assert [(row["queue"], row["committed"], row["end_offset"], row["lag"]) for row in rows] == [
+        ("a", 0, None, None), ("b", 0, 1, 1),
+    ]  # fmt: skip
 
 
 async def test_an_event_stream_of_a_queue(server: Whole) -> None:
