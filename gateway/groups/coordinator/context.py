@@ -4,13 +4,12 @@ waits for a change."""
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, fields
 from itertools import islice
-from typing import Protocol
-from weakref import WeakValueDictionary
+from typing import Generic, Protocol, TypeVar
 
 from gateway.brokers.event_log import EventKind, RunBlocking
 from gateway.groups.coordinator.records import RecordReader
@@ -25,6 +24,8 @@ from store.clock import Clock
 from store.errors import UnknownQueue
 from store.topics import OFFSETS_QUEUE
 from store.uncancelled import uncancelled
+
+T = TypeVar("T")
 
 GROUP_EVENTS: EventKind[Event] = EventKind(
     whose="consumer groups",
@@ -94,80 +95,108 @@ class Belonging:
             raise GroupUnowned(f"group {group} is no node's")
 
 
-class _AllLeases:
-    """The turns of all leases of one group: held in part by many, or as a whole by one. Who waits for the whole comes
-    before those who ask for a part later."""
+_Key = tuple[str, Place | None]
+"""A group, and what of it: a partition, a light queue, or None: its members and settings."""
 
-    __slots__ = ("__weakref__", "gate", "holder_count", "is_free")
+
+class _Locks(Generic[T]):
+    """One lock for each of many things. One that is not held takes no memory, and to take and release it costs next to
+    nothing: there is a row for it while it is held, with those who wait, if any. It is handed on in their order."""
 
     def __init__(self) -> None:
-        self.gate = asyncio.Lock()
-        self.holder_count = 0
-        self.is_free = asyncio.Event()
-        self.is_free.set()
+        self._held: dict[T, deque[asyncio.Future[None]] | None] = {}
 
-    async def hold_part(self) -> None:
-        async with self.gate:
-            self.holder_count += 1
-            self.is_free.clear()
+    def __len__(self) -> int:
+        return len(self._held)
 
-    def release_part(self) -> None:
-        self.holder_count -= 1
-        if not self.holder_count:
-            self.is_free.set()
+    def held(self) -> list[T]:
+        """Those that somebody has."""
+        return list(self._held)
 
-    @asynccontextmanager
-    async def whole(self) -> AsyncIterator[None]:
-        async with self.gate:
-            await self.is_free.wait()
-            yield
+    def is_held(self, key: T) -> bool:
+        """Whether somebody has it."""
+        return key in self._held
+
+    async def acquire(self, key: T) -> None:
+        """Wait for it. Whoever knows that it is not held calls `take`."""
+        if key not in self._held:
+            self.take(key)
+            return
+        waiting = self._held[key]
+        if waiting is None:
+            waiting = self._held[key] = deque()
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        waiting.append(turn)
+        try:
+            await turn
+        except BaseException:
+            if turn.done() and not turn.cancelled():  # it was handed over all the same
+                self.release(key)
+            raise
+
+    def take(self, key: T) -> None:
+        """Have one that nobody has."""
+        self._held[key] = None
+
+    def release(self, key: T) -> None:
+        """Hand it on to who has waited longest, if anybody still does."""
+        waiting = self._held[key]
+        while waiting:
+            turn = waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        del self._held[key]
 
 
 class _GroupTurn:
     """Of a group; see `Turns.of_group`."""
 
-    __slots__ = ("_belonging", "_group", "_lock")
+    __slots__ = ("_group", "_turns")
 
-    def __init__(self, belonging: Belonging, group: str, lock: asyncio.Lock) -> None:
-        self._belonging = belonging
+    def __init__(self, turns: Turns, group: str) -> None:
+        self._turns = turns
         self._group = group
-        self._lock = lock
-
-    def locked(self) -> bool:
-        return self._lock.locked()
 
     async def __aenter__(self) -> None:
-        await self._lock.acquire()
+        await self._turns.locks.acquire((self._group, None))
         try:
-            self._belonging.check(self._group)
+            self._turns.belonging.check(self._group)
         except BaseException:
-            self._lock.release()
+            self._turns.locks.release((self._group, None))
             raise
 
     async def __aexit__(self, *error: object) -> None:
-        self._lock.release()
+        self._turns.locks.release((self._group, None))
 
 
 class _LeasesTurn:
     """Of some partitions of a group; see `Turns.of_leases`. Not made of other context managers: each receive and each
     ack takes one, and they would cost as much as its records."""
 
-    __slots__ = ("_all_leases", "_belonging", "_group", "_held", "_locks")
+    __slots__ = ("_group", "_held", "_keys", "_turns")
 
-    def __init__(self, belonging: Belonging, group: str, all_leases: _AllLeases, locks: Sequence[asyncio.Lock]) -> None:
-        self._belonging = belonging
+    def __init__(self, turns: Turns, group: str, keys: Sequence[Place]) -> None:
+        self._turns = turns
         self._group = group
-        self._all_leases = all_leases
-        self._locks = locks
-        self._held = 0
+        self._keys = keys
+        self._held: list[_Key] = []
 
     async def __aenter__(self) -> None:
-        await self._all_leases.hold_part()
+        turns, group, locks = self._turns, self._group, self._turns.locks
+        if turns.gates.is_held(group):
+            await turns.gates.acquire(group)
+            turns.gates.release(group)
+        turns.part_counts[group] = turns.part_counts.get(group, 0) + 1
         try:
-            for lock in self._locks:
-                await lock.acquire()
-                self._held += 1
-            self._belonging.check(self._group)
+            for place in self._keys:
+                key = (group, place)
+                if locks.is_held(key):
+                    await locks.acquire(key)
+                else:
+                    locks.take(key)
+                self._held.append(key)
+            turns.belonging.check(group)
         except BaseException:
             self._release()
             raise
@@ -176,73 +205,85 @@ class _LeasesTurn:
         self._release()
 
     def _release(self) -> None:
-        for lock in self._locks[: self._held]:
-            lock.release()
-        self._all_leases.release_part()
+        for key in self._held:
+            self._turns.locks.release(key)
+        self._turns.end_part(self._group)
 
 
 class Turns:
     """Locks by what they guard: a group's members and settings, or its leases in one partition. Who decides an event
     keeps the lock until it is applied: an event that was decided on a state that was about to change does not fit the
-    state it meets, now or at any later start. Locks that are not held or waited for take no memory. Taking a turn
-    raises GroupElsewhere when the group is another node's by then."""
+    state it meets, now or at any later start. Taking a turn raises GroupElsewhere when the group is another node's by
+    then.
+
+    The turns of all leases of a group are held in part by many, or as a whole by one, who has the gate: who waits for
+    the whole comes before those who ask for a part later."""
 
     def __init__(self, belonging: Belonging | None = None) -> None:
-        self._belonging = belonging or Belonging()
-        self._locks: WeakValueDictionary[tuple[str, Place | None], asyncio.Lock] = WeakValueDictionary()
-        self._all_leases: WeakValueDictionary[str, _AllLeases] = WeakValueDictionary()
+        self.belonging = belonging or Belonging()
+        self.locks: _Locks[_Key] = _Locks()
+        self.gates: _Locks[str] = _Locks()
+        self.part_counts: dict[str, int] = {}
+        self._free: dict[str, asyncio.Future[None]] = {}  # of who has the gate and waits for the last part to end
 
     def of_group(self, group: str) -> _GroupTurn:
         """Members, settings, deletion."""
-        return _GroupTurn(self._belonging, group, self._of((group, None)))
+        return _GroupTurn(self, group)
 
     @asynccontextmanager
     async def of_any(self, group: str) -> AsyncIterator[None]:
         """Everything of a group, whichever node it belongs to."""
-        async with self._of((group, None)), self.of_all_leases(group):
-            yield
+        await self.locks.acquire((group, None))
+        try:
+            async with self.of_all_leases(group):
+                yield
+        finally:
+            self.locks.release((group, None))
 
     def of_leases(self, group: str, *keys: Place) -> _LeasesTurn:
         """Leases in some partitions or light queues: taken in the order of the keys, so no two callers wait for each
         other, and after the group's turn when both are needed. Who has some asks for no others."""
-        return _LeasesTurn(
-            self._belonging, group, self._all_leases_of(group), [self._of((group, key)) for key in sorted(keys)]
-        )
+        return _LeasesTurn(self, group, sorted(keys) if len(keys) > 1 else keys)
 
     @asynccontextmanager
     async def of_all_leases(self, group: str) -> AsyncIterator[None]:
         """Leases in all partitions, also in those where there are none yet."""
-        async with self._all_leases_of(group).whole():
+        await self.gates.acquire(group)
+        try:
+            if group in self.part_counts:
+                free = self._free[group] = asyncio.get_running_loop().create_future()
+                try:
+                    await free
+                finally:
+                    del self._free[group]
             yield
+        finally:
+            self.gates.release(group)
+
+    def end_part(self, group: str) -> None:
+        """Somebody has no part of a group's leases any more."""
+        if self.part_counts[group] > 1:
+            self.part_counts[group] -= 1
+            return
+        del self.part_counts[group]
+        if (free := self._free.get(group)) is not None and not free.done():
+            free.set_result(None)
 
     async def ended(self, is_meant: Callable[[str], bool]) -> None:
         """Wait until no task has a turn of these groups that had one, or waited for one, at the call. Have `belonging`
         refuse them first, so that none is taken anew."""
-        for (group, _), lock in list(self._locks.items()):
+        for key in self.locks.held():
+            if is_meant(key[0]):
+                await self.locks.acquire(key)
+                self.locks.release(key)
+        for group in {*self.part_counts, *self.gates.held()}:
             if is_meant(group):
-                async with lock:
-                    pass
-        for group, leases in list(self._all_leases.items()):
-            if is_meant(group):
-                async with leases.whole():
+                async with self.of_all_leases(group):
                     pass
 
     def is_busy(self, group: str, key: Place) -> bool:
         """Whether the turn of these leases is taken now."""
-        lock = self._locks.get((group, key))
-        return lock is not None and lock.locked()
-
-    def _all_leases_of(self, group: str) -> _AllLeases:
-        turns = self._all_leases.get(group)
-        if turns is None:
-            turns = self._all_leases[group] = _AllLeases()
-        return turns
-
-    def _of(self, what: tuple[str, Place | None]) -> asyncio.Lock:
-        lock = self._locks.get(what)
-        if lock is None:
-            lock = self._locks[what] = asyncio.Lock()
-        return lock
+        return self.locks.is_held((group, key))
 
 
 STRETCH_PARTITIONS = 250

@@ -1,60 +1,89 @@
 """Calls that come while others are being written share the next go: a thousand members that join one group, or leave
-it, are a few rebalances, not a thousand."""
+it, are a few rebalances, not a thousand; receives that come together look at the partitions once."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import Generic, TypeVar
 
 TOLD_A_TURN = 50
 """Callers that get their answers in one turn of the event loop: each goes on with some 0.1 ms of work."""
 
+Key = TypeVar("Key", bound=Hashable)
 Asked = TypeVar("Asked")
 Answer = TypeVar("Answer")
 
 
-class Goes(Generic[Asked, Answer]):
-    """Calls of one kind, of all groups. `write` does those of one go and gives the answer, or the refusal, of each."""
+class Goes(Generic[Key, Asked, Answer]):
+    """Calls of one kind, of all groups. Those with the same key (a group, or what of it) share a go: `write` does them,
+    and gives the answer, or the refusal, of each."""
 
     def __init__(
-        self, write: Callable[[str, Sequence[Asked]], Awaitable[Sequence[Answer | Exception]]], *, calls_max: int
+        self,
+        write: Callable[[Key, Sequence[Asked]], Awaitable[Sequence[Answer | Exception]]],
+        *,
+        calls_max: int,
+        count_of: Callable[[Asked], int] = lambda _: 1,
+        undo: Callable[[Key, Answer], Awaitable[None]] | None = None,
     ) -> None:
-        """`calls_max`: in one go."""
+        """`calls_max`: in one go, each counted as so many by `count_of`. `undo`: what was done for a caller that was
+        cancelled meanwhile, before the next go."""
         self._write = write
         self._calls_max = calls_max
-        self._waiting: dict[str, list[tuple[str, Asked, asyncio.Future[Answer]]]] = {}  # by group
-        self._writing: dict[str, asyncio.Task[None]] = {}
+        self._count_of = count_of
+        self._undo = undo
+        self._waiting: dict[Key, list[tuple[str | None, Asked, asyncio.Future[Answer]]]] = {}
+        self._writing: dict[Key, asyncio.Task[None]] = {}
 
-    async def ask(self, group: str, member_id: str, asked: Asked) -> Answer:
+    async def ask(self, key: Key, member_id: str, asked: Asked) -> Answer:
         """Have a call of a member done. Raises what `write` raises, for all of a go or for this one."""
-        told: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(group, []).append((member_id, asked, told))
-        if group not in self._writing:
-            self._writing[group] = asyncio.create_task(self._write_all(group), name="groups members' calls")
-        return await told
+        return await self.begin(key, member_id, asked)
 
-    async def _write_all(self, group: str) -> None:
+    def begin(self, key: Key, member_id: str | None, asked: Asked) -> asyncio.Future[Answer]:
+        """The same, to be waited for. None: of no member, so that others of the same may be in one go with it."""
+        told: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(key, []).append((member_id, asked, told))
+        if key not in self._writing:
+            self._writing[key] = asyncio.create_task(self._write_all(key), name="groups calls")
+        return told
+
+    async def _write_all(self, key: Key) -> None:
         try:
-            while waiting := [call for call in self._waiting.pop(group, ()) if not call[2].done()]:
-                going: dict[str, tuple[Asked, asyncio.Future[Answer]]] = {}
-                for member_id, asked, told in waiting:  # the second process under one member id comes after the first
-                    if member_id in going or len(going) == self._calls_max:
-                        self._waiting.setdefault(group, []).append((member_id, asked, told))
-                    else:
-                        going[member_id] = asked, told
+            while waiting := [call for call in self._waiting.pop(key, ()) if not call[2].done()]:
+                going = self._take(key, waiting)
                 try:
-                    answers = await self._write(group, [asked for asked, _ in going.values()])
+                    answers = await self._write(key, [asked for asked, _ in going])
                 except Exception as error:
                     answers = [error] * len(going)
-                for number, ((_, told), answer) in enumerate(zip(going.values(), answers, strict=True), 1):
+                for number, ((_, told), answer) in enumerate(zip(going, answers, strict=True), 1):
                     if number % TOLD_A_TURN == 0:
                         await asyncio.sleep(0)
-                    if told.done():  # its caller was cancelled
-                        continue
                     if isinstance(answer, Exception):
-                        told.set_exception(answer)
-                    else:
+                        if not told.done():  # its caller may have been cancelled
+                            told.set_exception(answer)
+                    elif not told.done():
                         told.set_result(answer)
+                    elif self._undo is not None:
+                        await self._undo(key, answer)
         finally:
-            del self._writing[group]
+            del self._writing[key]
+
+    def _take(
+        self, key: Key, waiting: Sequence[tuple[str | None, Asked, asyncio.Future[Answer]]]
+    ) -> list[tuple[Asked, asyncio.Future[Answer]]]:
+        """What goes now; the rest waits for the next go."""
+        going: list[tuple[Asked, asyncio.Future[Answer]]] = []
+        members: set[str] = set()
+        count = 0
+        for call in waiting:
+            member_id, asked, told = call
+            is_second = member_id in members  # the second process under one member id comes after the first
+            count += 0 if is_second else self._count_of(asked)
+            if is_second or (going and count > self._calls_max):
+                self._waiting.setdefault(key, []).append(call)
+                continue
+            if member_id is not None:
+                members.add(member_id)
+            going.append((asked, told))
+        return going

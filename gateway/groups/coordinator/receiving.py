@@ -5,7 +5,8 @@ it waits until a record comes, a lease ends, or one is given back. Whoever is ca
 
 Most partitions have nothing new most of the time, and a receive may name 100,000. So:
 
-    first look            all partitions, in stretches (see `store.turns`)
+    first look            all partitions, in stretches (see `store.turns`); together with other receives from the same
+                          topics that came in the same turn, or while a look was under way
     it waits              first it has itself told of the ends of its topics, then looks again
     woken by a record     only the partitions that got one, and those with open records: some may be due, or given back
     a broker is away      its partitions are passed over, and looked at again each AGAIN_S. A receive that has found
@@ -26,22 +27,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import NamedTuple
 
 from gateway.brokers.base import BrokerUnreachable
 from gateway.codec.tags import MESSAGE_GROUP_HEADER, TAG_HEADER
 from gateway.groups.coordinator.context import STRETCH_PARTITIONS, Context, Turns
+from gateway.groups.coordinator.goes import Goes
 from gateway.groups.coordinator.offsets import FEW, Offsets
 from gateway.groups.coordinator.records import Part
-from gateway.groups.coordinator.search import Lane, Search, Wanted, text_of
+from gateway.groups.coordinator.search import Found, Lane, Search, Wanted, lane_of, text_of
 from gateway.groups.coordinator.start_positions import start_in
+from gateway.groups.coordinator.waiting import Topics, Waiting
 from gateway.groups.machines.config import BROADCAST
 from gateway.groups.machines.copies import check_group_name, origin_of, place_name, retry_topic, shown_headers
 from gateway.groups.machines.errors import GroupActive, GroupError, GroupFull, IllegalRequest
-from gateway.groups.machines.events import LeasesBegun, LightCommitted, LightPosition
+from gateway.groups.machines.events import LeaseEvent, LeasesBegun, LightCommitted, LightPosition
 from gateway.groups.machines.leases import Lease, PartitionLeases, Verdict
 from gateway.groups.machines.light_leases import LightLeases
 from gateway.groups.machines.progress import (
@@ -51,7 +56,6 @@ from gateway.groups.machines.progress import (
     Place,
     Start,
     StartTime,
-    place_of,
 )
 from gateway.groups.machines.receipts import Receipt, Signer
 from gateway.groups.machines.subscription import TOPICS_MAX
@@ -68,7 +72,6 @@ from gateway.groups.protocol import (
 from gateway.routing.base import TopicView
 from gateway.routing.light import LightPartitionReader, light_route
 from gateway.routing.patience import AGAIN_S, AWAY_S
-from gateway.routing.tail_watcher import TopicWatch
 from store.errors import StoreError
 from store.record_batch import Headers
 from store.turns import stretches
@@ -86,6 +89,10 @@ BEGUN_PER_WRITE = 50_000
 TAKEN_A_TURN = 500
 """Records of one partition that are decided, leased and signed for in one turn of the event loop: 5 ms."""
 
+TOGETHER_RECORDS_MAX = 1_000
+"""Records that the receives of one go ask for, and so what is leased in one turn: new ones, as a run a receive, which
+takes a fifth of the time."""
+
 PROMISING_MAX = 2_048
 """Partitions that one round goes to. When they give nothing, the next round begins with others."""
 
@@ -93,9 +100,6 @@ _FULL_RECHECK_MS = 1_000  # when all groups together may have no more records op
 
 _Taken = tuple[Part, int, int]
 """Records that are leased together, their attempt, and until when (epoch ms)."""
-
-_Topics = Sequence[tuple[TopicView, bool]]
-"""The topics of a receive, and whether each is the group's own retry topic."""
 
 
 @dataclass(slots=True)
@@ -115,6 +119,9 @@ class _Round:
     other_backlog: int = 0
     """Records in partitions beyond PROMISING_MAX."""
 
+    backlog: int | None = None
+    """What was there and not leased, where that is known."""
+
     away: dict[Lane, BrokerUnreachable] = field(default_factory=dict)
     """Those whose broker was not reached."""
 
@@ -123,76 +130,23 @@ class _Round:
         return len(self.messages) < request.max_messages and (not self.messages or self.size_bytes < request.max_bytes)
 
 
-class _Waiting:
-    """What wakes one receive."""
+@dataclass(slots=True)
+class _Asking:
+    """One of several receives that share a round, and what it wants yet."""
 
-    def __init__(self, context: Context, queue: str | None) -> None:
-        self._context = context
-        self._name = queue or ""
-        self._watched: _Topics = ()
-        self._watches: list[tuple[TopicView, bool, TopicWatch]] = []
-        self._call_offs: list[Callable[[], None]] = []  # of light queues
-        self._changed: dict[Lane, None] = {}  # light queues that got records
-        self.waiter: asyncio.Future[None]  # from the first `renew` on
+    done: _Round
+    request: Receive
+    count_left: int
+    bytes_left: int
 
-    def wake(self) -> None:
-        """Something may have changed."""
-        if not self.waiter.done():
-            self.waiter.set_result(None)
 
-    def renew(self) -> asyncio.Future[None]:
-        """The waiter from here on."""
-        self.waiter = asyncio.get_running_loop().create_future()
-        return self.waiter
+class _Share(NamedTuple):
+    """New records of a partition for one of several receives."""
 
-    def watches(self, topics: _Topics) -> bool:
-        """Whether it is told of what these get."""
-        return list(topics) == list(self._watched)
-
-    def watch(self, topics: _Topics) -> None:
-        """Be told of these topics from here on, and of no others. Raises as `light_route`."""
-        self.close()
-        for view, is_retry in topics:
-            if self._name and not is_retry:
-                for partition in range(view.partitions):
-                    self._watch_light(_lane(view, False, partition, self._name))
-            else:
-                watch = self._context.tail_watcher.watch_topic(view.name, self.wake)
-                self._watches.append((view, is_retry, watch))
-        self._watched = topics
-
-    def _watch_light(self, lane: Lane) -> None:
-        def got() -> None:
-            self._changed[lane] = None
-            self.wake()
-
-        reader = LightPartitionReader(self._context.routes)
-        self._call_offs.append(reader.follow(lane.topic, self._name.encode(), lane.partition, got))
-
-    def changed(self) -> list[Lane]:
-        """Partitions and light queues that got records since this was last asked."""
-        light, self._changed = self._changed, {}
-        return [
-            *light,
-            *self._changed_partitions(),
-        ]
-
-    def _changed_partitions(self) -> Iterator[Lane]:
-        return (
-            _lane(view, is_retry, partition)
-            for view, is_retry, watch in self._watches
-            for partition in watch.changed()
-            if partition < view.partitions
-        )
-
-    def close(self) -> None:
-        """Be told no more."""
-        for _, _, watch in self._watches:
-            watch.close()
-        self._watches = []
-        while self._call_offs:
-            self._call_offs.pop()()
-        self._watched = ()
+    one: _Asking
+    lane: Lane
+    leases: PartitionLeases
+    found: Found
 
 
 class Receiving:
@@ -212,6 +166,12 @@ class Receiving:
         self._search = search
         self._signer = signer
         self._give_back = give_back
+        self._goes: Goes[tuple[str, tuple[str, ...]], Receive, tuple[Topics, _Round]] = Goes(
+            self._round_of_all,
+            calls_max=TOGETHER_RECORDS_MAX,
+            count_of=lambda request: request.max_messages,
+            undo=lambda key, answer: self._give_back_all(key[0], answer[1].messages),
+        )
         self._next_lane: dict[str, int] = {}
         self._starved: set[str] = set()  # groups in which a receive found a bound reached
 
@@ -244,11 +204,15 @@ class Receiving:
     async def receive(self, group: str, request: Receive) -> Received:
         """See `Groups.receive`."""
         self._check(group, request)
+        if not request.wait_ms:
+            _, found = await self._round(group, request, None)
+            if found.messages or not found.away:
+                return self._outcome(group, found)
         context = self._context
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + request.wait_ms / 1000
         patient_s = loop.time() + AWAY_S
-        waiting = _Waiting(context, request.queue)
+        waiting = Waiting(context, request.queue)
         moved = _moved(group, request.queue or "")
         lanes: list[Lane] | None = None  # all
         try:
@@ -257,20 +221,10 @@ class Receiving:
                 context.leases_changed.listen(group, waiter)
                 context.leases_moved.listen(moved, waiter)
                 try:
-                    topics = await self._topics(group, request)
-                    found = await self._round(group, request, topics, lanes)
-                    if found.messages:
-                        return Received(tuple(found.messages), self._backlog(group, found))
+                    topics, found = await self._round(group, request, lanes)
                     left_s = (max(deadline_s, patient_s) if found.away else deadline_s) - loop.time()
-                    if left_s <= 0 or context.draining.is_set():
-                        for error in found.away.values():
-                            raise error
-                        if found.is_full:
-                            raise GroupFull(
-                                f"group={group} has as many records leased and not settled as it may "
-                                "(group_in_flight_max, or in_flight_total_max of all groups together); ack some"
-                            )
-                        return Received((), self._backlog(group, found))
+                    if found.messages or left_s <= 0 or context.draining.is_set():
+                        return self._outcome(group, found)
                     if found.has_moved:
                         await asyncio.sleep(0)
                         lanes = [*found.promising, *found.away, *waiting.changed()]
@@ -288,6 +242,20 @@ class Receiving:
                         lanes = None
         finally:
             waiting.close()
+
+    def _outcome(self, group: str, found: _Round) -> Received:
+        """What a receive is answered that has found something, or waits no longer. Raises BrokerUnreachable,
+        GroupFull."""
+        if not found.messages:
+            for error in found.away.values():
+                raise error
+            if found.is_full:
+                raise GroupFull(
+                    f"group={group} has as many records leased and not settled as it may "
+                    "(group_in_flight_max, or in_flight_total_max of all groups together); ack some"
+                )
+        backlog = self._backlog(group, found) if found.backlog is None else found.backlog
+        return Received(tuple(found.messages), backlog)
 
     def _check(self, group: str, request: Receive) -> None:
         check_group_name(group)
@@ -314,7 +282,7 @@ class Receiving:
         if group in table and (members := table.get(group).membership.members()):
             raise GroupActive(f"group={group} has {len(members)} members in stream mode; use another group to receive")
 
-    async def _topics(self, group: str, request: Receive) -> _Topics:
+    async def _topics(self, group: str, request: Receive) -> Topics:
         """All topics to look into, each begun. Raises UnknownQueue, GroupFull."""
         context = self._context
         own = retry_topic(group)
@@ -370,7 +338,7 @@ class Receiving:
                     with context.room.for_light(context.table.light_offsets.added_bytes(event)):
                         await context.write([event])
 
-    async def _begin(self, group: str, topics: _Topics, start: StartSpec) -> None:
+    async def _begin(self, group: str, topics: Topics, start: StartSpec) -> None:
         """Fix where the group is in every partition of its topics. Durable on return; those of a topic are one
         entry."""
         context = self._context
@@ -391,10 +359,14 @@ class Receiving:
                         events = []
                 await context.write(events)
 
-    async def _round(self, group: str, request: Receive, topics: _Topics, lanes: Sequence[Lane] | None) -> _Round:
-        """Look at some partitions, or at all, and take what is there."""
-        turns = self._context.turns
-        done = _Round()
+    async def _round(self, group: str, request: Receive, lanes: Sequence[Lane] | None) -> tuple[Topics, _Round]:
+        """Look at some partitions of the topics, or at all, and take what is there."""
+        if lanes is None and self._is_shared(group, request):
+            topics, done = await self._round_with_others(group, request)
+            if not done.messages:
+                await self._take_promising(group, request, done)
+            return topics, done
+        topics, done = await self._topics(group, request), _Round()
         again = self._leased_by(group, topics, request)
         if again:  # the answer to an earlier request with this id is the whole answer
             bounds = self._context.records.bounds_of
@@ -403,11 +375,16 @@ class Receiving:
             await self._look_at_all(group, topics, request, done)
         else:
             await self._look_at(group, iter(lanes), len(lanes), done)
-        for lane in _free_first(group, done.promising, turns):
+        await self._take_promising(group, request, done, is_again=bool(again))
+        return topics, done
+
+    async def _take_promising(self, group: str, request: Receive, done: _Round, *, is_again: bool = False) -> None:
+        """Take what is there in partitions that were looked at, one after the other."""
+        for lane in _free_first(group, done.promising, self._context.turns):
             if not done.is_wanted(request):
                 break
             queue = self._context.table.queue(group, lane.key.topic_id)
-            if not again and not self._may_have(group, queue, lane, done.promising[lane], done):
+            if not is_again and not self._may_have(group, queue, lane, done.promising[lane], done):
                 continue  # others were faster
             try:
                 await self._take(group, lane, request, done)
@@ -423,9 +400,138 @@ class Receiving:
                 raise
         for lane in done.away:
             done.promising.pop(lane, None)
-        return done
 
-    def _open_lanes(self, group: str, topics: _Topics, request: Receive) -> Iterator[Lane]:
+    # What receives do together
+
+    def _is_shared(self, group: str, request: Receive) -> bool:
+        """Whether a receive asks for no more than the next new records, and may have them with others of its kind."""
+        return (
+            request.attempt_id is None
+            and request.queue is None
+            and request.tags is None
+            and request.max_messages <= TOGETHER_RECORDS_MAX
+            and not self._context.table.config(group).fifo
+        )
+
+    async def _round_with_others(self, group: str, request: Receive) -> tuple[Topics, _Round]:
+        """What the receive got in a go with others. It may have got nothing although there is something."""
+        told = self._goes.begin((group, request.topics), None, request)
+        try:
+            return await told
+        except asyncio.CancelledError:
+            if not told.cancelled() and told.exception() is None:  # it was told in the very turn
+                await self._give_back_all(group, told.result()[1].messages)
+            raise
+
+    async def _round_of_all(
+        self, key: tuple[str, tuple[str, ...]], requests: Sequence[Receive]
+    ) -> list[tuple[Topics, _Round] | Exception]:
+        """A round of several receives from the same topics. All partitions are looked at once. Of those in which there
+        are new records and nothing else, as many as are needed are leased from in one write, as if the receives came
+        one after the other. To where something is due again, or another one is at it, one is sent by itself. Raises
+        as `_topics`."""
+        group, _ = key
+        topics = await self._topics(group, requests[0])
+        looked = _Round()
+        await self._look_at_all(group, topics, requests[0], looked)
+        asking = [_Asking(_Round(), request, request.max_messages, request.max_bytes) for request in requests]
+        rounds = [one.done for one in asking]
+        lanes: list[Lane] = []
+        wanted_count = sum(one.count_left for one in asking)
+        for lane, bounds in looked.promising.items():
+            if wanted_count <= 0 or not asking:
+                break
+            if self._is_plain(group, lane, bounds):
+                lanes.append(lane)
+                wanted_count -= self._backlog_of(
+                    group, self._context.table.queue(group, lane.key.topic_id), lane, bounds
+                )
+            else:
+                alone = asking.pop()
+                wanted_count -= alone.count_left
+                alone.done.promising[lane] = bounds
+        if lanes and asking:
+            with suppress(StoreError, GroupError):  # who has got nothing meets it, too
+                await self._take_for_all(group, lanes, deque(asking))
+        backlog = self._backlog(group, looked)
+        for done in rounds:
+            if done.messages:
+                done.backlog = backlog
+            else:
+                done.promising |= looked.promising
+                done.away |= looked.away
+                done.due_ms, done.other_backlog = looked.due_ms, looked.other_backlog
+        return [(topics, done) for done in rounds]
+
+    def _is_plain(self, group: str, lane: Lane, bounds: Bounds) -> bool:
+        """Whether there are only new records in a partition for consumers, and nobody is at it."""
+        context = self._context
+        if lane.is_retry or context.turns.is_busy(group, lane.key):
+            return False
+        leases = context.table.opened(group, lane.key)
+        return leases is None or _has_only_new(leases, bounds, context.clock.now_ms())
+
+    async def _take_for_all(self, group: str, lanes: Sequence[Lane], asking: deque[_Asking]) -> None:
+        """Lease the next new records of partitions to several receives, to one after the other as much as it wants."""
+        context = self._context
+        async with context.turns.of_leases(group, *(lane.key for lane in lanes)):
+            self._check_mode(group)
+            shares: list[_Share] = []
+            room = context.room.for_records(group)
+            for lane in lanes:
+                leases = context.table.leases(group, lane.key)
+                if leases is None or context.table.config(group).fifo:
+                    continue
+                bounds = await context.records.bounds_of(lane.topic, lane.key)
+                if not _has_only_new(leases, bounds, context.clock.now_ms()):
+                    continue
+                next_offset, lane_room = leases.next_offset, leases.room
+                while asking and next_offset < bounds.max_offset and min(room, lane_room) > 0:
+                    one, found = asking[0], Found(next_offset)
+                    wanted = Wanted(one.request.topics, None, one.count_left, one.bytes_left, min(room, lane_room))
+                    await self._search.read_new(group, lane, leases, wanted, bounds, found)
+                    if not (count := len(found.fresh)):
+                        break
+                    shares.append(_Share(one, lane, leases, found))
+                    next_offset, room, lane_room = found.fetched_to, room - count, lane_room - count
+                    one.count_left -= count
+                    one.bytes_left -= found.size_bytes
+                    if next_offset < bounds.max_offset or one.count_left <= 0 or one.bytes_left <= 0:
+                        asking.popleft()
+            await self._lease_shares(group, shares)
+
+    async def _lease_shares(self, group: str, shares: Sequence[_Share]) -> None:
+        """Lease what was found for several receives, in one write. The turns of the leases are the caller's."""
+        context = self._context
+        now_ms, config = context.clock.now_ms(), context.table.config(group)
+        # Others have taken records meanwhile; from here to the write there is no await.
+        room = context.room.for_records(group)
+        events: list[LeaseEvent] = []
+        leased_to: list[tuple[_Share, list[Lease]]] = []
+        for share in shares:
+            request, found = share.one.request, share.found
+            found.cut(room)
+            if not found.fresh:
+                break
+            room -= len(found.fresh)
+            leased, own = share.leases.decide_receive(
+                (),
+                found.fresh,
+                fetched_to=found.fetched_to,
+                limit=len(found.fresh),
+                invisible_ms=config.invisible_ms if request.invisible_ms is None else request.invisible_ms,
+                now_ms=now_ms,
+            )
+            events += own
+            leased_to.append((share, leased))
+        with context.room.taking(group, sum(len(share.found.fresh) for share, _ in leased_to)):
+            await context.write(events, flushed=False)
+        for (one, lane, leases, found), leased in leased_to:
+            one.done.messages += self._delivered(group, lane, leases.epoch, _parts_of(found, leased))
+
+    # What one takes
+
+    def _open_lanes(self, group: str, topics: Topics, request: Receive) -> Iterator[Lane]:
         """Partitions, or of the light queue those, with open records."""
         table, name = self._context.table, request.queue or ""
         for view, is_retry in topics:
@@ -433,12 +539,12 @@ class Receiving:
                 if (light := table.light(group, view.topic_id)) is not None and light.open:
                     for partition in range(view.partitions):
                         if (partition, name) in light.open:
-                            yield _lane(view, False, partition, name)
+                            yield lane_of(view, False, partition, name)
             elif (queue := table.queue(group, view.topic_id)) is not None:
                 for partition in queue.open:
-                    yield _lane(view, is_retry, partition)
+                    yield lane_of(view, is_retry, partition)
 
-    def _leased_by(self, group: str, topics: _Topics, request: Receive) -> list[Lane]:
+    def _leased_by(self, group: str, topics: Topics, request: Receive) -> list[Lane]:
         """Partitions in which a receive with this id got records, and still has some."""
         if request.attempt_id is None:
             return []
@@ -449,7 +555,7 @@ class Receiving:
             if (leases := opened(group, lane.key)) is not None and leases.leases_of(request.attempt_id, now_ms)
         ]
 
-    async def _look_at_all(self, group: str, topics: _Topics, request: Receive, done: _Round) -> None:
+    async def _look_at_all(self, group: str, topics: Topics, request: Receive, done: _Round) -> None:
         """Look at all partitions, another one first each time."""
         total = sum(view.partitions for view, _ in topics)
         first = self._next_lane.get(group, 0) % total
@@ -571,8 +677,7 @@ class Receiving:
                 if not _are_leased(lane.key, context.table.leases(group, lane.key), leased, now_ms):
                     raise  # nothing was written: another consumer may lease them, and keeps them
                 cancelled = error
-        parts = [(part, lease.attempt, lease.until_ms) for lease in leased for part in found.parts_of(lease)]
-        done.messages += self._delivered(group, lane, leases.epoch, parts)
+        done.messages += self._delivered(group, lane, leases.epoch, _parts_of(found, leased))
         if cancelled is not None:
             raise cancelled
 
@@ -661,8 +766,10 @@ class Receiving:
                 )
         return delivered
 
-    async def _give_back_all(self, group: str, messages: Iterable[Delivered]) -> None:
+    async def _give_back_all(self, group: str, messages: Sequence[Delivered]) -> None:
         """The consumer of these is gone."""
+        if not messages:
+            return
         try:
             await self._give_back(group, [message.receipt for message in messages])
         except (StoreError, GroupError) as error:
@@ -720,6 +827,16 @@ def _are_leased(key: Place, leases: PartitionLeases | None, leased: Sequence[Lea
     return leases.verdicts(receipts, now_ms) == [Verdict.OK]
 
 
+def _has_only_new(leases: PartitionLeases, bounds: Bounds, now_ms: int) -> bool:
+    """Whether nothing that was leased before is to be leased again, or lost."""
+    due_ms = leases.next_due_ms()
+    return leases.low_offset >= bounds.min_offset and (due_ms is None or due_ms > now_ms)
+
+
+def _parts_of(found: Found, leased: Iterable[Lease]) -> list[_Taken]:
+    return [(part, lease.attempt, lease.until_ms) for lease in leased for part in found.parts_of(lease)]
+
+
 def _free_first(group: str, lanes: Iterable[Lane], turns: Turns) -> Iterator[Lane]:
     """Those that no other receive is at when it is their turn, then the others."""
     busy: list[Lane] = []
@@ -731,11 +848,7 @@ def _free_first(group: str, lanes: Iterable[Lane], turns: Turns) -> Iterator[Lan
     yield from busy
 
 
-def _lane(view: TopicView, is_retry: bool, partition: int, name: str = "") -> Lane:
-    return Lane(view.name, partition, is_retry, place_of(view.topic_id, partition, name))
-
-
-def _lanes_from(topics: _Topics, first: int, light_name: str) -> Iterator[Lane]:
+def _lanes_from(topics: Topics, first: int, light_name: str) -> Iterator[Lane]:
     """All partitions of all topics, or the light queue of this name in them, the one of this index first."""
     for is_before in (False, True):
         at = 0
@@ -744,9 +857,9 @@ def _lanes_from(topics: _Topics, first: int, light_name: str) -> Iterator[Lane]:
             name, topic_id = view.name, view.topic_id
             numbers = range(cut) if is_before else range(cut, view.partitions)
             if light_name and not is_retry:
-                yield from (_lane(view, False, partition, light_name) for partition in numbers)
+                yield from (lane_of(view, False, partition, light_name) for partition in numbers)
             else:
-                for partition in numbers:  # as `_lane`
+                for partition in numbers:  # as `lane_of`
                     yield _new(Lane, (name, partition, is_retry, _new(PartitionKey, (topic_id, partition))))
             at += view.partitions
 

@@ -19,7 +19,8 @@ from gateway.groups.coordinator.context import Context
 from gateway.groups.coordinator.records import Decoded, Part, Stored
 from gateway.groups.machines.copies import origin_of
 from gateway.groups.machines.leases import Fresh, Lease, PartitionLeases
-from gateway.groups.machines.progress import Place
+from gateway.groups.machines.progress import Place, place_of
+from gateway.routing.base import TopicView
 from store.record_batch import Headers
 from store.types import Bounds
 
@@ -34,6 +35,11 @@ class Lane(NamedTuple):
     partition: int
     is_retry: bool
     key: Place
+
+
+def lane_of(view: TopicView, is_retry: bool, partition: int, name: str = "") -> Lane:
+    """A partition of a topic, or its light queue of this name."""
+    return Lane(view.name, partition, is_retry, place_of(view.topic_id, partition, name))
 
 
 class Wanted(NamedTuple):
@@ -115,7 +121,7 @@ class Search:
         await self._look_again(group, lane, leases, wanted, now_ms, bounds, found)
         if found.wanted_count < wanted.limit and bounds.max_offset > leases.next_offset:
             if wanted.room > 0:
-                await self._read_new(group, lane, leases, wanted, bounds, found)
+                await self.read_new(group, lane, leases, wanted, bounds, found)
             else:
                 found.is_full = True
         return found
@@ -166,7 +172,7 @@ class Search:
                 del known[offset]
         return known
 
-    async def _read_new(
+    async def read_new(
         self, group: str, lane: Lane, leases: PartitionLeases, wanted: Wanted, bounds: Bounds, found: Found
     ) -> None:
         """Records the group has not been handed yet, filtered by tag. Copies were chosen before: no filter for them."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 
 from gateway.groups.coordinator.context import WOKEN_A_TURN, Changes, Stats, Turns
 from gateway.groups.machines.progress import PartitionKey
 from tests.gateway.groups.coordinator.world import wanting, world
+from tests.waiting import WOKEN_S
 
 KEY = PartitionKey(16, 0)
 
@@ -17,10 +17,52 @@ async def test_a_turn_is_somebodys_alone_and_costs_nothing_when_nobody_has_it() 
     assert not turns.is_busy("g", KEY)
     async with turns.of_leases("g", KEY):
         assert turns.is_busy("g", KEY)
-        assert not turns.of_group("g").locked()
         assert not turns.is_busy("h", KEY)
-    gc.collect()
-    assert (len(turns._locks), len(turns._all_leases)) == (0, 0)
+        async with turns.of_group("g"):
+            assert len(turns.locks) == 2
+    assert (len(turns.locks), len(turns.gates), turns.part_counts) == (0, 0, {})
+
+
+async def test_turns_are_handed_on_in_order_whoever_gives_up_waiting() -> None:
+    """At whatever step the second of three is cancelled: while it waits, as it is its turn, and afterwards."""
+    for step in range(8):
+        turns = Turns()
+        order: list[int] = []
+
+        async def have(number: int, turns: Turns = turns, order: list[int] = order) -> None:
+            async with turns.of_leases("g", KEY):
+                assert not order or order[-1] < number
+                order.append(number)
+                await asyncio.sleep(0)
+
+        waiting = [asyncio.ensure_future(have(number)) for number in range(3)]
+        for _ in range(step):
+            await asyncio.sleep(0)
+        waiting[1].cancel()
+        await asyncio.wait(waiting)
+        assert order in ([0, 2], [0, 1, 2]), step
+        assert (len(turns.locks), turns.part_counts) == (0, {}), step
+
+
+async def test_who_waits_for_the_whole_and_gives_up_lets_the_others_go_on() -> None:
+    turns = Turns()
+
+    async def have_all() -> None:
+        async with turns.of_all_leases("g"):
+            raise AssertionError("it was not to get it")
+
+    async def have_one() -> None:
+        async with turns.of_leases("g", PartitionKey(16, 1)):
+            pass
+
+    async with turns.of_leases("g", KEY):
+        whole, one = asyncio.ensure_future(have_all()), asyncio.ensure_future(have_one())
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert not one.done()
+        whole.cancel()
+        await asyncio.wait_for(one, WOKEN_S)
+    assert (len(turns.gates), turns._free, turns.part_counts) == (0, {}, {})
 
 
 async def test_the_turn_of_a_whole_group_waits_for_its_leases() -> None:

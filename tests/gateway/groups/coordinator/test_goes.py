@@ -22,7 +22,7 @@ async def test_calls_share_goes_and_answers_come_a_few_a_turn() -> None:
         return [UnknownMember("7") if one == 7 else -one for one in asked]
 
     told: list[int] = []
-    goes: Goes[int, int] = Goes(write, calls_max=CALLS_MAX)
+    goes: Goes[str, int, int] = Goes(write, calls_max=CALLS_MAX)
 
     async def ask(number: int) -> None:
         if number == 7:
@@ -54,7 +54,7 @@ async def test_the_second_call_of_a_member_waits_for_the_next_go_and_an_error_is
             raise UnknownMember("all")
         return list(asked)
 
-    goes: Goes[str, str] = Goes(write, calls_max=CALLS_MAX)
+    goes: Goes[str, str, str] = Goes(write, calls_max=CALLS_MAX)
     asked = (goes.ask("g", "a", "1"), goes.ask("g", "a", "2"), goes.ask("g", "b", "3"))
     assert await asyncio.gather(*asked) == ["1", "2", "3"]
     assert written == [["1", "3"], ["2"]]

@@ -159,7 +159,8 @@ async def test_what_a_settled_record_makes_room_for_is_found_by_who_waits() -> N
 
 
 async def test_receives_of_many_partitions_take_turns() -> None:
-    """However many begin at once, between two goes of the event loop only one of them looks at a stretch."""
+    """However many begin at once, between two goes of the event loop only one of them looks at a stretch. Those with an
+    attempt id look by themselves."""
     looked_per_go: list[int] = [0]
 
     async with world(partitions=2 * STRETCH_PARTITIONS) as made:
@@ -173,7 +174,7 @@ async def test_receives_of_many_partitions_take_turns() -> None:
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(records, "bounds", bounds)
-            receives = asyncio.gather(*(receive(made) for _ in range(10)))
+            receives = asyncio.gather(*(receive(made, attempt_id=f"w{number}") for number in range(10)))
             while not receives.done():
                 await asyncio.sleep(0)
                 looked_per_go.append(0)

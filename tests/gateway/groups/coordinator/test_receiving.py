@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 
 import pytest
 
 from gateway.codec.tags import MESSAGE_GROUP_HEADER, TAG_HEADER
 from gateway.groups.coordinator import receiving
+from gateway.groups.coordinator.receiving import TOGETHER_RECORDS_MAX
 from gateway.groups.coordinator.search import SCAN_RECORDS
 from gateway.groups.machines.copies import retry_topic
 from gateway.groups.machines.errors import GroupActive
+from gateway.groups.machines.events import Event
 from gateway.groups.machines.progress import Start, StartTime
 from gateway.groups.machines.receipts import Receipt, Signer
-from gateway.groups.protocol import Delivered
-from store.errors import StoreError
+from gateway.groups.protocol import Delivered, Receive
+from store.errors import DiskFull, StoreError
+from store.types import Bounds
 from tests.gateway.groups.coordinator.test_settling import G, receipts, receive, values
 from tests.gateway.groups.coordinator.world import ORDERS, World, wanting, world
 from tests.waiting import WOKEN_S
@@ -242,3 +245,145 @@ async def test_a_receive_of_many_records_of_one_partition_takes_some_in_each_tur
         assert max(counts) == 100
         assert sum(counts) == 2 * len(sent)
         assert await receive(made) == ()
+
+
+# Receives that come together
+
+
+async def together(made: World, count: int, **settings: object) -> list[tuple[Delivered, ...]]:
+    return list(await asyncio.gather(*(receive(made, **settings) for _ in range(count))))
+
+
+async def test_receives_that_come_together_look_once_and_are_leased_to_in_one_write() -> None:
+    async with world(partitions=3) as made:
+        for partition in range(3):
+            await made.send(*[b"%d-%d" % (partition, number) for number in range(7)], partition=partition)
+        assert len(await receive(made, max_messages=1)) == 1, "the group begins"
+        looked: list[int] = []
+        plain = made.groups._context.records.bounds
+
+        def bounds(topic: str, partition: int) -> Awaitable[Bounds]:
+            looked.append(partition)
+            return plain(topic, partition)
+
+        appends = made.groups.log.append_count
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(made.groups._context.records, "bounds", bounds)
+            got = await together(made, 4, max_messages=5)
+        assert [len(messages) for messages in got] == [5, 5, 5, 5]
+        assert len({value for messages in got for value in values(messages)}) == 20
+        assert sorted(looked[:3]) == [0, 1, 2]
+        assert len(looked) <= 6, "each once, and again where something is taken"
+        assert made.groups.log.append_count - appends == 1
+        signed = [{receipt.rpartition(".")[0] for receipt in receipts(messages)} for messages in got]
+        assert not any(one & other for at, one in enumerate(signed) for other in signed[at + 1 :]), (
+            "who has a receipt cannot make those of others"
+        )
+        for messages in got:
+            assert all(result.ok for result in await made.groups.ack(G, receipts(messages)))
+        assert await receive(made) == ()
+
+
+async def test_what_receives_take_together_is_what_they_would_take_one_after_the_other() -> None:
+    """Counts and bytes are each one's own, and no record is passed over."""
+    asked = [{"max_messages": 3}, {"max_bytes": 250}, {"max_messages": 1}, {"max_bytes": 1}, {"max_messages": 30}]
+    async with world(partitions=1) as made:
+        await made.send(*[b"%02d" % number + b"x" * 98 for number in range(12)])
+        got = await asyncio.gather(*(receive(made, **settings) for settings in asked))
+        assert [[message.offset for message in messages] for messages in got] == [
+            [0, 1, 2], [3, 4], [5], [6], [7, 8, 9, 10, 11],
+        ]  # fmt: skip
+        assert [await receive(made) for _ in range(2)] == [(), ()]
+
+
+@pytest.mark.parametrize("room", [0, 4, 5, 7, 8])
+async def test_receives_that_come_together_keep_the_bound_on_open_records(room: int) -> None:
+    """At the bound, below it and above, also when it goes through the middle of what one of them would get."""
+    async with world(partitions=1) as made:
+        await made.send(*[b"%d" % number for number in range(10)])
+        await made.groups.configure(G, {"in_flight_max": 2 + room})
+        first = await receive(made, max_messages=2)
+        asked = [receive(made, max_messages=2) for _ in range(4)]
+        got = [one for one in await asyncio.gather(*asked, return_exceptions=True) if isinstance(one, tuple)]
+        taken = [message.offset for messages in got for message in messages]
+        assert sorted(taken) == list(range(2, 2 + min(room, 8)))
+        for messages in (first, *got):
+            await made.groups.ack(G, receipts(messages))
+        rest: list[int] = []
+        while more := await receive(made):
+            rest += [message.offset for message in more]
+            await made.groups.ack(G, receipts(more))
+        assert rest == list(range(2 + len(taken), 10)), "what there was no room for is handed out later"
+
+
+async def test_so_many_receives_share_a_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    goes: list[int] = []
+    async with world(partitions=1) as made:
+        await made.send(*[b"%d" % number for number in range(50)])
+        calls = made.groups._receiving._goes
+        write = calls._write
+
+        async def counted(key: tuple[str, tuple[str, ...]], requests: Sequence[Receive]) -> object:
+            goes.append(sum(request.max_messages for request in requests))
+            return await write(key, requests)
+
+        monkeypatch.setattr(calls, "_write", counted)
+        monkeypatch.setattr(calls, "_calls_max", 10)
+        got = await asyncio.gather(*(receive(made, max_messages=count) for count in (5, 5, 1, 10, 9, 1)))
+        assert [len(messages) for messages in got] == [5, 5, 1, 10, 9, 1]
+        assert goes == [10, 1, 10, 10]
+        assert TOGETHER_RECORDS_MAX == 1_000
+        await receive(made, max_messages=TOGETHER_RECORDS_MAX + 1)
+        assert len(goes) == 4, "it takes them some in each turn, by itself"
+
+
+@pytest.mark.parametrize("count", [1, 3])
+async def test_what_is_due_again_is_not_passed_over_for_what_is_new(count: int) -> None:
+    """Neither in the partition of the new records nor in a retry topic, however many ask."""
+    async with world(partitions=3) as made:
+        for partition in range(3):
+            await made.send(*[b"new"] * 100, partition=partition)
+        first = await receive(made, max_messages=2)
+        await made.groups.nack(G, [first[0].receipt], delay_ms=0)
+        await made.groups.nack(G, [first[1].receipt], delay_ms=5_000)
+        await made.tick(5_000)
+        attempts = [
+            message.attempt
+            for _ in range(4 if count > 1 else 5)
+            for messages in await together(made, count, max_messages=1)
+            for message in messages
+        ]
+        assert sorted(attempts)[-2:] == [2, 2]
+
+
+async def test_of_receives_that_come_together_any_may_be_cancelled_at_any_step() -> None:
+    """What it would have got comes to who asks next, under its first attempt; the others get theirs."""
+    for step in range(40):
+        async with world(partitions=2) as made:
+            for partition in range(2):
+                await made.send(b"1", b"2", partition=partition)
+            asking = [asyncio.ensure_future(receive(made, max_messages=1)) for _ in range(3)]
+            for _ in range(step):
+                await asyncio.sleep(0)
+            asking[1].cancel()
+            await asyncio.wait(asking)
+            got = [message for one in asking if not one.cancelled() for message in one.result()]
+            assert len(got) == sum(not one.cancelled() for one in asking) >= 2, f"step {step}"
+            rest = await receive(made)
+            assert len(got) + len(rest) == 4, f"step {step}"
+            assert {message.attempt for message in (*got, *rest)} == {1}, f"step {step}"
+
+
+async def test_an_error_of_a_go_is_told_to_each_and_takes_no_record() -> None:
+    def refuse(events: Sequence[Event], *, flushed: bool = True) -> asyncio.Future[None]:
+        refused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        refused.set_exception(DiskFull("no room"))
+        return refused
+
+    async with world(partitions=1, values=[b"1", b"2"]) as made:
+        assert len(await receive(made, max_messages=1)) == 1
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(made.groups._log, "write", refuse)
+            outcomes = await asyncio.gather(*(receive(made) for _ in range(2)), return_exceptions=True)
+        assert [type(outcome) for outcome in outcomes] == [DiskFull, DiskFull]
+        assert values(await receive(made)) == [b"2"]
