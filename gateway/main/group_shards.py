@@ -12,10 +12,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass
+from functools import partial
 
 from gateway.cluster.metadata import MetadataError
 from gateway.cluster.mover import MoveConflict, UnknownBroker
-from gateway.cluster.node import ClusterNode
+from gateway.cluster.node import GROUPS, ClusterNode
 from gateway.cluster.shard_log import SHARDS, Shard, ShardLog, shard_of
 from gateway.groups.coordinator.service import Coordinator
 from store.errors import Overloaded, StoreError
@@ -57,7 +58,7 @@ class GroupShards:
 
     def begin(self) -> None:
         """Refuse groups of shards that are not here."""
-        self._groups.shards.set_sharded(self._node.is_sharded)
+        self._groups.shards.set_sharded(partial(self._node.is_sharded, GROUPS))
         belonging, node = self._groups.belonging, self._node
         node.groups_broker = self._broker
         elsewhere = belonging.elsewhere
@@ -65,7 +66,7 @@ class GroupShards:
         def refusal(group: str) -> Exception | None:
             if (error := elsewhere(group)) is not None:
                 return error
-            if node.is_sharded(group) and not self._is_here(shard_of(group)):
+            if node.is_sharded(GROUPS, group) and not self._is_here(shard_of(group)):
                 return Overloaded(f"the log of group {group} is being taken over")
             return None
 
