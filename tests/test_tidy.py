@@ -49,7 +49,6 @@ TESTED_THROUGH_OTHERS = {
     "gateway.main.joined": "gateway/cluster/test_served.py",
     "gateway.main.readings": "gateway/surfaces/native/test_stats.py",
     "gateway.main.recurring_names": "gateway/cluster/test_served.py",
-    "gateway.main.shards": "gateway/main/test_no_store.py",
     "gateway.main.storeless": "gateway/main/test_workers.py",
     "gateway.main.worker": "gateway/main/test_workers.py",
     "gateway.main.worker_counts": "gateway/main/test_workers.py",

@@ -174,6 +174,11 @@ class AllRecurring:
                 tasks.create_task(self._own.run(), name="recurring schedules of the store")
                 tasks.create_task(self._names.run(), name="names of recurring schedules")
 
+    @property
+    def is_settled(self) -> bool:
+        """See `gateway.main.shards.is_settled`."""
+        return self._shards.is_settled
+
     def _all(self) -> list[RecurringSchedules]:
         own = [] if self._own is None else [self._own]
         return own + [tenure.schedules for tenure in self._shards.here().values()]

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from gateway.cluster.metadata import MetadataError
 from gateway.cluster.mover import MoveConflict, UnknownBroker
-from gateway.cluster.node import ClusterNode
+from gateway.cluster.node import TAKE_OWN_S, ClusterNode
 from gateway.cluster.shard_log import SHARD_TOPICS, SHARDS, Shard
 from store.errors import StoreError
 from store.uncancelled import to_its_end
@@ -29,6 +30,32 @@ LAST_SAVE_S = 0.5
 """How long a stop waits for the last snapshots."""
 
 ERRORS = (MoveConflict, MetadataError, StoreError, UnknownBroker, ValueError, OSError)
+
+
+class Settling(Protocol):
+    """Shards that a start waits for."""
+
+    @property
+    def is_settled(self) -> bool:
+        """See `is_settled`."""
+        ...
+
+
+def is_settled(node: ClusterNode, topic_id: int, broker: str | None, is_here: Callable[[int], bool]) -> bool:
+    """Whether all shards of a topic are begun that are to be (on `broker`), and those of this node are here."""
+    owners = {shard: node.shard_owner(topic_id, shard) for shard in range(SHARDS)}
+    return all(
+        (broker is None) if owner is None else owner != node.name or is_here(shard) for shard, owner in owners.items()
+    )
+
+
+async def until_settled(all_shards: Sequence[Settling], stopping: asyncio.Event) -> None:
+    """Return when all are settled, but do not wait long: who comes before that is told to come again."""
+    loop = asyncio.get_running_loop()
+    until_s = loop.time() + TAKE_OWN_S
+    while not all(one.is_settled for one in all_shards) and loop.time() < until_s and not stopping.is_set():
+        with suppress(TimeoutError):
+            await asyncio.wait_for(stopping.wait(), LOOK_S)
 
 
 class Tenure(Protocol):
@@ -94,6 +121,11 @@ class Shards(Generic[TenureT]):
         """A shard; None while it is not here."""
         here = self._here.get(shard)
         return None if here is None or not here.tenure.shard.is_served else here.tenure
+
+    @property
+    def is_settled(self) -> bool:
+        """See `is_settled`."""
+        return is_settled(self._node, self._topic_id, self._broker, lambda shard: self.get(shard) is not None)
 
     async def run(self) -> None:
         """Take up what is this node's, and give up what is not any more, until cancelled."""

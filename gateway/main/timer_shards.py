@@ -252,6 +252,11 @@ class TimerShards:
         routes.timers = ShardTimers(node, self)
         self._forget_files()
 
+    @property
+    def is_settled(self) -> bool:
+        """See `gateway.main.shards.is_settled`."""
+        return self._shards.is_settled
+
     def _forget_files(self) -> None:
         if self._files is not None:
             shutil.rmtree(self._directory, ignore_errors=True)

@@ -1,9 +1,9 @@
 """The only wiring: store, timer, broker, routes and HTTP put together, run, and stopped in order.
 
-Starting is: listen and say "not ready", recover the store, recover the timer, answer requests, announce. From then on
-one task group holds everything that lives long; if one of its tasks dies, the others are stopped and `serve` raises:
-recovery at the next start is the only way back. A failed disk is no such death: the store then refuses records for good
-and goes on serving reads.
+Starting is: listen and say "not ready", recover the store, recover the timer, take up the shards on Kafka clusters that
+are this node's, answer requests, announce. From then on one task group holds everything that lives long; if one of its
+tasks dies, the others are stopped and `serve` raises: recovery at the next start is the only way back. A failed disk is
+no such death: the store then refuses records for good and goes on serving reads.
 
 Stopping (SIGTERM, SIGINT): readiness off; after `drain_delay_ms` `draining` is set, so sockets tell their clients and
 long polls answer; no new connections; requests that are being answered finish; timer and store are closed clean. A
@@ -84,6 +84,7 @@ from gateway.main.readings import Readings
 from gateway.main.recurring_shards import AllRecurring
 from gateway.main.recurring_shards import Tenure as RecurringTenure
 from gateway.main.reload import AuthReloader, reload_forever
+from gateway.main.shards import until_settled
 from gateway.main.timer_shards import TimerShards
 from gateway.main.tls import ServerTls
 from gateway.main.version import installed_version
@@ -248,8 +249,8 @@ async def run(
                 await parts.enter_async_context(_opened_recurring(own_recurring, store))
             recurring: RecurringSchedules | AllRecurring
             if node is not None:
-                recurring = all_recurring(gateway, own_recurring, admin, node)
-                parts.push_async_callback(recurring.close)
+                recurring = all_schedules = all_recurring(gateway, own_recurring, admin, node)
+                parts.push_async_callback(all_schedules.close)
             else:
                 assert own_recurring is not None
                 recurring = own_recurring
@@ -308,6 +309,7 @@ async def run(
                     tasks.create_task(balancer.run(), name="balance"),
                     tasks.create_task(group_mirror.run(), name="groups told to Kafka"),
                 ]
+                await until_settled([group_shards, timer_shards, all_schedules], stopping)
             limiter = ConnectionLimiter(config.limits, gateway.stats, clock.now_ms)
             ssl_context = None if tls is None else tls.context
             if config.workers:
@@ -346,7 +348,7 @@ async def run(
                 manager.stopping()
                 log.info("stopping; a second signal stops at once")
                 if node is not None:
-                    await asyncio.gather(group_shards.save(), timer_shards.save(), recurring.save())
+                    await asyncio.gather(group_shards.save(), timer_shards.save(), all_schedules.save())
                 await asyncio.sleep(config.drain_delay_ms / 1000)
                 log.info("draining")
                 gateway.draining.set()
