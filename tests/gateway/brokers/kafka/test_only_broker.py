@@ -24,7 +24,10 @@ FILES = [
 TIMEOUT_S = 3_600
 
 
-SMOKE = [f"tests/e2e/test_{name}.py" for name in ("groups", "recurring_kill9", "streams", "timer_kill9", "websocket")]
+SMOKE = [
+    f"tests/e2e/test_{name}.py"
+    for name in ("groups", "kill9", "recurring_kill9", "streams", "timer_kill9", "websocket")
+]
 """What servers without a store are asked for: each of their starts behind a kill waits for a session to end."""
 
 
