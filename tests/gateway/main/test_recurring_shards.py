@@ -14,7 +14,7 @@ from random import Random
 
 import pytest
 
-from gateway.brokers.base import Broker
+from gateway.brokers.base import AnswerLost, Broker
 from gateway.brokers.kafka import broker as kafka_broker
 from gateway.brokers.kafka import writer as writing
 from gateway.brokers.kafka.broker import KafkaBroker
@@ -32,7 +32,7 @@ from store import record_batch
 from store.errors import Overloaded, StoreError
 from store.record_batch import Record
 from store.topics import RECURRING, Topic
-from store.types import Source
+from store.types import Acks, Append, Appended, Source
 from tests.clock import START_MS
 from tests.gateway.brokers.kafka.fake import new_repeats
 from tests.gateway.cluster.shard_world import NoTimer
@@ -219,6 +219,27 @@ async def test_what_was_delivered_and_not_noted_is_not_delivered_again(
         counts = Counter(await world.dues())
         assert counts[at[0]] == 1, "it went to the partition that was chosen when it fired, and was found"
         assert sorted(counts) == expected(world)
+
+
+async def test_what_may_have_been_delivered_long_ago_is_looked_for_by_the_same_owner_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with served() as (world, first, _):
+        world.clock.step(EVERY_MS)
+        stores = world.target.append
+
+        async def lost(appends: Sequence[Append], *, acks: Acks) -> list[Appended]:
+            await stores(appends, acks=acks)
+            raise AnswerLost("nobody knows")
+
+        monkeypatch.setattr(world.target, "append", lost)
+        await first.settle()
+        assert await world.dues() == expected(world)
+        monkeypatch.setattr(world.target, "append", stores)
+        world.clock.step(2 * WINDOW_MS)
+        world.target._repeats = new_repeats(WINDOW_MS)
+        await first.settle()
+        assert sorted(await world.dues()) == expected(world)
 
 
 async def test_an_owner_that_was_replaced_delivers_nothing() -> None:
