@@ -38,6 +38,11 @@ class MemberView(Protocol):
         ...
 
     @property
+    def storeless(self) -> bool:
+        """Whether its node has no store: nothing can be moved to it."""
+        ...
+
+    @property
     def room(self) -> str:
         """The machine room of its node; empty when it has none."""
         ...
@@ -102,6 +107,10 @@ class Cluster(Protocol):
 
     def is_there(self, name: str) -> bool:
         """Whether a broker's node runs, as far as its session tells."""
+        ...
+
+    def is_gone(self, name: str) -> bool:
+        """Whether a node is away that has no store: nothing waits for it."""
         ...
 
     async def move(self, topic: str, partition: int, to: str) -> object:

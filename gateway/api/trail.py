@@ -15,7 +15,18 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from gateway.api.trail_files import ACTIONS, DIRECTORY, REFUSED, SCHEDULES, Act, Page, Ring, RingSpec, read_page
+from gateway.api.trail_files import (
+    ACTIONS,
+    DIRECTORY,
+    REFUSED,
+    SCHEDULES,
+    Act,
+    Page,
+    Printed,
+    Ring,
+    RingSpec,
+    read_page,
+)
 from store.clock import Clock
 from store.files import Files
 from store.uncancelled import to_its_end
@@ -54,24 +65,34 @@ class TrailStats:
 class _Waiting:
     """Acts of one ring that are not on disk yet."""
 
-    def __init__(self, ring: Ring) -> None:
+    def __init__(self, ring: Ring | Printed) -> None:
         self.ring = ring
         self.acts: list[tuple[int, Act]] = []
 
 
 class Trail:
-    """The trail of one server. All methods belong to the event loop; `run` must be running."""
+    """The trail of one server, in directory `audit` of `data`; None: on standard output, and there are no pages of it.
+    All methods belong to the event loop; `run` must be running."""
 
     def __init__(
-        self, data: Path, files: Files, clock: Clock, *, monotonic_s: Callable[[], float], gather_s: float = GATHER_S
+        self,
+        data: Path | None,
+        files: Files,
+        clock: Clock,
+        *,
+        monotonic_s: Callable[[], float],
+        gather_s: float = GATHER_S,
     ) -> None:
         self.stats = TrailStats()
-        self._directory = data / DIRECTORY
+        self._directory = directory = None if data is None else data / DIRECTORY
         self._files = files
         self._clock = clock
         self._monotonic_s = monotonic_s
         self._gather_s = gather_s
-        self._waiting = {spec: _Waiting(Ring(self._directory, spec, files)) for spec in (ACTIONS, SCHEDULES, REFUSED)}
+        self._waiting = {
+            spec: _Waiting(Printed() if directory is None else Ring(directory, spec, files))
+            for spec in (ACTIONS, SCHEDULES, REFUSED)
+        }
         self._answers: list[asyncio.Future[None]] = []
         self._work = asyncio.Event()
         self._urgent = asyncio.Event()
@@ -109,6 +130,8 @@ class Trail:
         self, wanted: Callable[[dict[str, object]], bool], *, cursor: str | None, limit: int, from_ms: int = 0
     ) -> Page:
         """See `read_page`; reads in a thread what is on disk."""
+        if self._directory is None:
+            return Page([], None)
         return await asyncio.to_thread(
             read_page, self._directory, self._files, wanted, cursor=cursor, limit=limit, from_ms=from_ms
         )

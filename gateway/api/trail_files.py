@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import heapq
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -197,6 +198,19 @@ class Ring:
         self._file, self._number, self._end = file, self._number + 1, 0
         for number in _numbers(self._files.list(self._directory), self._spec)[: -self._spec.files_max]:
             self._files.remove(self._directory / _name(self._spec, number))
+
+
+class Printed:
+    """In place of a ring, of a server without a directory: lines on standard output, where its first one is the URL.
+    Whoever reads them keeps them."""
+
+    def append(self, acts: Sequence[tuple[int, Act]]) -> None:
+        """See `Ring.append`: passed on to the system on return."""
+        sys.stdout.buffer.write(b"".join(encoded(act, time_ms) for time_ms, act in acts))
+        sys.stdout.buffer.flush()
+
+    def close(self) -> None:
+        """Nothing is open."""
 
 
 def _name(spec: RingSpec, number: int) -> str:

@@ -46,6 +46,10 @@ def serve(
         bool,
         typer.Option("--join", help="Serve a cluster without a store: no --data; with --etcd and --secret-file."),
     ] = False,
+    no_store: Annotated[
+        bool,
+        typer.Option("--no-store", help="Be a node that keeps nothing on a disk: no --data; all is on Kafka."),
+    ] = False,
     etcd: Annotated[
         list[str] | None,
         typer.Option(help="Where the nodes keep what they agree on: http://host:2379; may be given again."),
@@ -89,6 +93,7 @@ def serve(
       mq serve --data ./data --auth --host 0.0.0.0
       mq serve --data ./data --node n1 --etcd http://127.0.0.1:2379 --secret-file secret
       mq serve --join --etcd http://127.0.0.1:2379 --secret-file secret
+      mq serve --no-store --config nodes.toml --node n1
       MQ_DATA=/var/lib/mq mq serve --config /etc/mq.toml
     """
     # Here, not at the top: a client command need not load the server.
@@ -110,6 +115,7 @@ def serve(
         "workers": workers,
         "cluster.node": node,
         "cluster.join": join or None,
+        "cluster.no_store": no_store or None,
         "cluster.etcd": tuple(etcd) if etcd else None,
         "cluster.secret_file": secret_file,
         "cluster.internal_port": internal_port,
@@ -134,9 +140,10 @@ def serve(
     except MetadataError as error:
         raise CliError(f"cannot join the cluster: {error}") from error
     except StoreError as error:
-        raise CliError(f"cannot serve {settings.data}: {error}") from error
+        what = f"serve {settings.data}" if settings.cluster.has_data else "join the cluster"
+        raise CliError(f"cannot {what}: {error}") from error
     except OSError as error:
-        what = "" if settings.cluster.join else f" {settings.data}"
+        what = f" {settings.data}" if settings.cluster.has_data else ""
         raise CliError(f"cannot serve{what} on {settings.host}:{settings.port}: {error}") from error
 
 

@@ -3,9 +3,10 @@
     cluster               the cluster's id, made by the node that was first
     brokers/<name>        {"v": 1, "number": 0, "data": id of its data directory, "address": where nodes reach it,
                            "url": where clients do, "draining": it is to have nothing, "balancing": it is to take its
-                           share of the partitions (written when true), "room": the machine room it stands in,
-                           "kafka": where Kafka clients reach its listeners, NAME://HOST:PORT (written when there are
-                           any)}. Stays when the node is gone: partitions may be on it
+                           share of the partitions (written when true), "storeless": it has no store, so nothing can
+                           be on it (written when true), "room": the machine room it stands in, "kafka": where Kafka
+                           clients reach its listeners, NAME://HOST:PORT (written when there are any)}. Stays when the
+                           node is gone: partitions may be on it
     nodes/<name>          a session: there while the node's process is
     formats/<name>        {"v": 1, "data": 3}: the newest data format that the node's program knew when it was last
                           there. While it is there, its session says so: a program from before this does not, and knows
@@ -16,6 +17,9 @@
 The data directory says which cluster it is of, and as which node (`membership.0` and `.1`, store/snapshot.py). So a
 directory never serves two clusters, or one without it: what it knows of its partitions is true only together with the
 cluster's metadata.
+
+A node without a store has no directory that says this. `data` is its process then, and its name is free for another
+process as soon as its session has ended.
 """
 
 from __future__ import annotations
@@ -28,7 +32,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from gateway.cluster.metadata import ABSENT, Listing, Metadata, OtherMetadata
+from gateway.cluster.metadata import ABSENT, Listing, Metadata, OtherMetadata, Unavailable
 from gateway.cluster.record import NODE_NAME_CHARS_MAX
 from gateway.cluster.topics import (
     COUNTERS,
@@ -56,6 +60,10 @@ _NODE_NAME = re.compile(rf"[a-z0-9-]{{1,{NODE_NAME_CHARS_MAX}}}", re.ASCII)
 _FILE = "membership"
 
 
+class NameInUse(Unavailable):
+    """Another process without a store is this node, or was until its session ends."""
+
+
 class CannotJoin(StoreError):
     """This node and this cluster do not go together; the text says why and what to do."""
 
@@ -78,6 +86,7 @@ class Member:
     url: str
     draining: bool = False
     balancing: bool = False
+    storeless: bool = False
     room: str = ""
     kafka: tuple[str, ...] = ()
     more: tuple[tuple[str, Any], ...] = ()
@@ -101,6 +110,8 @@ def encode_member(member: Member) -> bytes:
     }  # fmt: skip
     if member.balancing:
         written["balancing"] = True
+    if member.storeless:
+        written["storeless"] = True
     if member.kafka:
         written["kafka"] = member.kafka
     return orjson.dumps(written)
@@ -122,6 +133,11 @@ def decode_member(name: str, data: bytes) -> Member:
 def encode_session(process: str, data_format: int) -> bytes:
     """What a node's session says: which process it is, and the newest data format that this knows."""
     return orjson.dumps({"v": 1, "process": process, "data": data_format})
+
+
+def process_in(data: bytes) -> str:
+    """The process that a session says."""
+    return str(orjson.loads(data)["process"])
 
 
 def encode_format(data_format: int) -> bytes:
@@ -163,7 +179,7 @@ async def join(
 ) -> Membership:
     """Be a broker of the cluster, and say so in the data directory; durable on return. The first node makes the
     cluster, of the topics it has; its data directory's id becomes the cluster's. Every other one comes with none.
-    `own`: its number is given here. Raises CannotJoin, ValueError, Unavailable.
+    `own`: its number is given here. Raises CannotJoin, ValueError, Unavailable, NameInUse.
 
     crash                             what the next start finds
     before the compare-and-set        nothing, or topics that the same node adds again
@@ -189,13 +205,18 @@ async def join(
             counters = replace(counters, broker=counters.broker + 1)
         else:
             earlier = decode_member(own.name, known.data)
-            if earlier.data != own.data:
+            if earlier.data != own.data and not (own.storeless and earlier.storeless):
                 raise CannotJoin(f"another data directory is node {own.name} of this cluster: choose another --node")
+            if own.storeless and NODES + own.name in listing.values:
+                raise NameInUse(f"another process is node {own.name}: it has to end, or choose another --node")
             member = replace(own, number=earlier.number, draining=earlier.draining, balancing=earlier.balancing)
         changes = {
             CLUSTER: membership.cluster.encode(), COUNTERS: encode_counters(counters), key: encode_member(member)
         }  # fmt: skip
-        if await metadata.compare_and_set({key: _revision(listing, key) for key in changes}, changes) is not None:
+        expected = {key: _revision(listing, key) for key in changes}
+        if own.storeless:
+            expected[NODES + own.name] = ABSENT
+        if await metadata.compare_and_set(expected, changes) is not None:
             if membership != before:
                 SnapshotFiles(root, _FILE, files).save(Snapshot(0, orjson.dumps(membership._asdict())))
             return membership

@@ -19,7 +19,8 @@ partition next, is a key of its own, changed together with the intent: no two te
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from itertools import takewhile
 from time import monotonic
@@ -205,8 +206,8 @@ class Mover:
 
     async def begin(self, topic_id: int, partition: int, to: str) -> Known:
         """Have a record of a partition that has none, and that no node has a queue for: it begins on a Kafka cluster,
-        at offset 0, owned by this node, which then takes it over to serve it. Its record when there is one, of the node
-        that made it. Raises UnknownBroker, MoveConflict, what brokers and metadata raise: then there may be none."""
+        at offset 0, owned and served by this node. Its record when there is one, of the node that made it. Raises
+        UnknownBroker, MoveConflict, what brokers and metadata raise: then there may be none."""
         broker = self._broker_named(to)
         if not isinstance(broker, KafkaBroker):
             raise UnknownBroker(f"broker {to} is no Kafka cluster")
@@ -228,7 +229,9 @@ class Mover:
             pid=coming.fence.producer_id, kepoch=coming.fence.epoch,
         )  # fmt: skip
         record = PartitionRecord(epoch=1, owner=self._own, segments=(segment,), verified=segment.physical)
-        return Known(record, await self._set(topic_id, partition, ABSENT, record, {coming._replace(revision=held)}))
+        fence = {coming._replace(revision=held)}
+        with _served(broker, queue, segment):
+            return Known(record, await self._set(topic_id, partition, ABSENT, record, fence))
 
     def is_at(self, topic_id: int, partition: int, record: PartitionRecord, to: str) -> bool:
         """Whether a partition is on a broker, and, on a Kafka cluster, served by this node."""
@@ -289,16 +292,8 @@ class Mover:
         else:
             place = {"owner": to, "queue": (queue.topic_id, queue.queue_id), "physical": physical}
         done = move.commit(begun, end=end, now_ms=self._clock.now_ms(), **place)
-        if isinstance(target, KafkaBroker):
-            # Before the record is written: the watch may tell of it before this goes on, and sends that were held come
-            # at once. Without the record no route leads here.
-            target.serve(queue, place_of(done.open_segment))
-        try:
+        with _served(target, queue, done.open_segment) if isinstance(target, KafkaBroker) else nullcontext():
             revision = await self._set(topic_id, partition, revision, done, slot=slot, is_last=True)
-        except BaseException:
-            if isinstance(target, KafkaBroker):
-                target.refuse(queue)  # if it was written after all, the node takes over anew what it does not serve
-            raise
         self.stats.done(pause_ms := (monotonic() - paused_s) * 1000)
         log.info(
             "partition moved topic_id=%d partition=%d to=%s epoch=%d offset=%d pause_ms=%.1f",
@@ -455,6 +450,18 @@ class Mover:
         if slot is not None and is_last:
             slot.revision = ABSENT
         return written
+
+
+@contextmanager
+def _served(broker: KafkaBroker, queue: QueueKey, segment: SegmentRecord) -> Iterator[None]:
+    """Serve a tenure from now on, while its record is written: the watch may tell of it before that is answered, and
+    sends that were held come at once. Without the record no route leads there."""
+    broker.serve(queue, place_of(segment))
+    try:
+        yield
+    except BaseException:
+        broker.refuse(queue)  # if it was written after all, the node takes over anew what it does not serve
+        raise
 
 
 def _before_on_same_node(record: PartitionRecord) -> list[SegmentRecord]:

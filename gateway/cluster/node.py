@@ -11,12 +11,14 @@ of its partitions, a broker before the chains that name it. What this node chang
                          as soon as both brokers are there
     segments expired     taken off the chain by the owner of the partition
     begins on Kafka      a partition that never moved, of a topic that is to be on a Kafka cluster, is moved there by
-                         its home, and who makes the topic waits for it
+                         its home, and who makes the topic waits for it. A home without a store has nothing to move: it
+                         has the partition begin there, as does any other node when it has been away for TAKE_AFTER_S
     on a Kafka cluster   what this node owns and does not serve, as it was started again or is in doubt, it takes over
-                         anew; what a node owns that is away for TAKE_AFTER_S, any other one takes over
-    shards there         partitions of the system topics `__offsets` and `__timer` (gateway/main/group_shards.py,
-                         timer_shards.py): of a node that is away, one of the others, which all of them find out alike,
-                         takes each over at once
+                         anew; what a node owns that is away for TAKE_AFTER_S, any other one takes over; what one
+                         without a store owned, the next one at once
+    shards there         partitions of the system topics `__offsets`, `__timer` and `__recurring`
+                         (gateway/main/group_shards.py, timer_shards.py, recurring_shards.py): of a node that is away,
+                         one of the others, which all of them find out alike, takes each over at once
 
 While the metadata cannot be reached nothing of this can be changed, and records come and go as before.
 """
@@ -25,9 +27,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, AsyncExitStack, aclosing, asynccontextmanager, nullcontext, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import (
+    AbstractContextManager,
+    AsyncExitStack,
+    aclosing,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, Unpack
@@ -35,10 +46,11 @@ from zlib import crc32
 
 import orjson
 
-from gateway.brokers.base import NodeBroker
+from gateway.brokers.base import BrokerUnreachable, NodeBroker
 from gateway.brokers.kafka.attached import AttachedBroker
 from gateway.brokers.kafka.beside import Schedules, no_shards
 from gateway.brokers.kafka.broker import KafkaBroker, kept_ms
+from gateway.brokers.none import NoBroker
 from gateway.cluster import attaching
 from gateway.cluster.attaching import Attaching
 from gateway.cluster.follower import ChainFollower
@@ -50,6 +62,7 @@ from gateway.cluster.members import (
     NODES,
     OWNERS,
     SESSION_TTL_MS,
+    CannotJoin,
     Member,
     check_known,
     decode_member,
@@ -57,6 +70,7 @@ from gateway.cluster.members import (
     encode_member,
     encode_session,
     format_in,
+    process_in,
 )
 from gateway.cluster.metadata import (
     ABSENT,
@@ -111,6 +125,7 @@ from store.errors import BrokerLacks, StoreError, TopicExists, UnknownQueue
 from store.topics import (
     FIRST_USER_TOPIC_ID,
     OFFSETS,
+    RECURRING,
     RESERVED_PREFIXES,
     TIMER,
     Topic,
@@ -145,7 +160,8 @@ TAKEN_AT_ONCE = 16
 """Partitions on Kafka clusters; each waits for etcd and for Kafka."""
 
 SHARD_TAKE_AFTER_S = 0.05
-"""Likewise, before the node that comes next takes over a shard: a listing of the metadata is applied by then."""
+"""Likewise, before the node that comes next takes over a shard, or what a node without a store owned: a listing of the
+metadata is applied by then."""
 
 SHARD_LOOK_INTERVAL_S = 0.05
 """How often it is looked whether that time is over."""
@@ -163,10 +179,20 @@ TRIES_MAX = 5
 
 RETRY_S = 1.0
 GROUPS = "groups"
-"""The kind of names that shards have."""
+NAME_SHARDS = {GROUPS: OFFSETS.topic_id, "recurring": RECURRING.topic_id}
+"""The kinds of names that shards have, and the topics of those."""
 
 RECEIPTS = "receipts/"
 """Where nodes tell each other the keys that they sign receipts with."""
+
+SHARED_RECEIPTS = RECEIPTS + "*"
+"""The one of all nodes without a store: no node has this name."""
+
+RECEIPT_KEY_BYTES = 32
+
+
+class NameTaken(Exception):
+    """Another process is this node: it has no store, and was away for longer than its session lasts."""
 
 
 class KeptTopics(Protocol):
@@ -254,6 +280,7 @@ class ClusterNode:
         self._nodes: dict[str, int] = {}  # those that are there, and the data formats they know
         self._formats: dict[str, int] = {}  # that they knew when they were last there
         self._seen_revision = 0
+        self._process = ""  # what its session says; empty before it has one
         self._seen_moving_s: dict[tuple[int, int, int], float] = {}  # topic id, partition, revision
         self.cluster_id = ""
         """Set it before `begin`."""
@@ -341,6 +368,8 @@ class ClusterNode:
             if key.startswith(BROKERS) and value is not None:
                 await self._see_broker(key.removeprefix(BROKERS), value)
             elif key.startswith((NODES, FORMATS)):
+                if key == NODES + self.name and value is not None and not self.has_store(self.name):
+                    self._check_process(value)
                 known = self._nodes if key.startswith(NODES) else self._formats
                 name = key.partition("/")[2]
                 if value is None:
@@ -356,6 +385,11 @@ class ClusterNode:
         async with self._turn:
             await self._see_topics(seen)
         self._seen_revision = max(self._seen_revision, seen.revision)
+
+    def _check_process(self, session: Value) -> None:
+        """A store keeps a second process from being this node; without one its session does. Raises NameTaken."""
+        if self._process and process_in(session.data) != self._process:
+            raise NameTaken(f"another process is node {self.name} by now")
 
     def _see_formats(self) -> None:
         """A broker that is to have nothing, and is not there, holds up no other."""
@@ -450,7 +484,8 @@ class ClusterNode:
             chain = self._follower.known_chain(topic.topic_id, partition)
             home = self.broker_named(record.home_of(partition))
             chains.append((Segment(home, QueueKey(topic.topic_id, partition)),) if chain is None else chain)
-            if home is self._own and self.is_to_begin(topic.topic_id, partition):
+            is_looked_after = home is self._own or not self.has_store(home.name)
+            if is_looked_after and self.is_to_begin(topic.topic_id, partition):
                 self._beginning.add((topic.topic_id, partition))
                 self._doubt.set()
         self._routes.set_chains(topic, chains)
@@ -503,7 +538,7 @@ class ClusterNode:
         self, operation: str, head: Mapping[str, object]
     ) -> tuple[Mapping[str, Mapping[str, Any]], Sequence[str]]:
         """What each other node answers to an operation of `answers`, and the nodes that do not."""
-        names = sorted(self._peers)
+        names = sorted(name for name in self._peers if not self.is_gone(name))
         found = await asyncio.gather(*[self._asked(name, operation, head) for name in names])
         answers = {name: answer for name, answer in zip(names, found, strict=True) if answer is not None}
         return answers, [name for name in names if name not in answers]
@@ -528,6 +563,10 @@ class ClusterNode:
         for granted."""
         return name == self.name or name in self._nodes or name in self.kafka
 
+    def is_gone(self, name: str) -> bool:
+        """Whether a node is away that has no store: nothing waits for it, others have what it had."""
+        return not self.is_there(name) and not self.has_store(name)
+
     def trouble(self, name: str) -> str | None:
         """Why a Kafka cluster was not reached the last time; None: it was, or it is none."""
         return None if (kafka := self.kafka.get(name)) is None else kafka.trouble
@@ -538,8 +577,16 @@ class ClusterNode:
         SessionTaken, Unavailable."""
         key = NODES + self.name
         async with self._metadata.session(key, encode_session(data, DATA_VERSION), ttl_ms=SESSION_TTL_MS):
+            self._process = data
             await self._keep_format()
             yield
+
+    async def check_own_record(self, data: str) -> None:
+        """This node has its session: nobody else can be it from now on, but somebody may have been meanwhile. Raises
+        CannotJoin, Unavailable."""
+        found = await self._metadata.get(BROKERS + self.name)
+        if found is None or decode_member(self.name, found.data).data != data:
+            raise CannotJoin(f"another process has started as node {self.name}: choose another --node")
 
     async def _keep_format(self) -> None:
         """Have the others know this program's data format while it is away."""
@@ -555,18 +602,34 @@ class ClusterNode:
             raise UnknownQueue(f"topic id {topic_id} does not exist")
         return record.home_of(partition)
 
+    def has_store(self, name: str) -> bool:
+        """Whether partitions and groups can be on a node; one without a store owns what is on Kafka clusters alone."""
+        return not (isinstance(self._own, NoBroker) if name == self.name else self._is_storeless(name))
+
+    def _is_storeless(self, name: str) -> bool:
+        return (member := self.members.get(name)) is not None and member.storeless
+
     def takers(self) -> list[str]:
-        """The brokers that take partitions and groups: those that are there and not draining."""
+        """The brokers that take partitions and groups: those that are there, have a store, and are not draining."""
+        return [name for name in self._present_takers() if self.has_store(name)]
+
+    def _present_takers(self) -> list[str]:
+        """Likewise, of what is on Kafka clusters: whether they have a store or not."""
         return [name for name, member in self.members.items() if self.is_there(name) and not member.draining]
 
-    def _homes(self) -> list[str]:
-        """The brokers on which new partitions begin: when all drain, on all that are there."""
-        return self.takers() or [name for name in self.members if self.is_there(name)]
+    def _homes(self, begins_on: str | None) -> list[str]:
+        """The brokers on which new partitions begin: when all drain, on all that are there. On those without a store
+        only what is to begin on a Kafka cluster. Raises BrokerUnreachable."""
+        takers = self.takers() if begins_on is None else self._present_takers()
+        there = [name for name in self.members if self.is_there(name)]
+        if not (homes := takers or [name for name in there if begins_on is not None or self.has_store(name)]):
+            raise BrokerUnreachable("no node with a store is there, and the topic does not begin on a Kafka cluster")
+        return homes
 
     async def set_draining(self, name: str, draining: bool) -> None:
         """Have a broker drain from now on, or take its share of the partitions again (see gateway/cluster/balancer.py);
         durable on return. Raises UnknownBroker, Unavailable."""
-        await self._change_member(name, draining=draining, balancing=not draining)
+        await self._change_member(name, draining=draining, balancing=not draining and self.has_store(name))
 
     async def set_balanced(self) -> None:
         """This broker has its share; durable on return. Raises Unavailable."""
@@ -604,7 +667,7 @@ class ClusterNode:
 
     async def create_topic(self, name: str, partitions: int, **choices: Unpack[TopicChoices]) -> Topic:
         """As `LocalBroker.create_topic`, for all nodes. Partitions begin on the brokers that are there, in turn; a
-        topic of the server's own on this node."""
+        topic of the server's own on this node, or where others begin when it has no store."""
         if (config := choices.get("config")) is not None:
             check_config(config, retention_ms_max=self._store.config.retention_ms)
 
@@ -642,10 +705,11 @@ class ClusterNode:
                 topic = table.apply(decided)
                 if attached is not None:
                     made = TopicRecord(topic, ((0, (attached.broker,)),), attached=attached)
-                elif choices.get("is_own"):
+                elif choices.get("is_own") and self.has_store(self.name):
                     made = TopicRecord(topic, ((0, (self.name,)),))
                 else:
-                    made = TopicRecord(topic, ((0, in_turn(self._homes(), topic.topic_id)),), self.default_broker)
+                    homes = in_turn(self._homes(self.default_broker), topic.topic_id)
+                    made = TopicRecord(topic, ((0, homes),), self.default_broker)
                 await self._make_on_kafka(made)
                 numbers = encode_counters(Counters(table.next_id, counters.broker))
                 expected = {COUNTERS: _revision_of(counted), key_of_topic(name): _revision_of(found)}
@@ -704,7 +768,8 @@ class ClusterNode:
                 if isinstance(decided, Topic):
                     return await self._applied(name, found)
                 topic = table.apply(decided)  # type: ignore[arg-type]
-                changed = grown(record, topic, self._homes() if record.attached is None else [record.attached.broker])
+                homes = self._homes(record.begins_on) if record.attached is None else [record.attached.broker]
+                changed = grown(record, topic, homes)
                 if topic.partitions > record.topic.partitions:
                     await self._make_on_kafka(changed)
                 if await self._set_topic({key_of_topic(name): found.revision}, changed, {}):
@@ -791,8 +856,20 @@ class ClusterNode:
 
     async def _begin_partition(self, topic_id: int, partition: int) -> None:
         record = self._by_id.get(topic_id)
-        if record is not None and record.begins_on is not None and self.is_to_begin(topic_id, partition):
+        if record is None or record.begins_on is None or not self.is_to_begin(topic_id, partition):
+            return
+        home = record.home_of(partition)
+        if self.has_store(home):
             await self._finish(topic_id, partition, record.begins_on)
+        elif home == self.name or self._is_away(home):
+            with self._logged("partition cannot begin", topic_id, partition, record.begins_on):
+                known = await self._mover.begin(topic_id, partition, record.begins_on)
+                self._follower.note(topic_id, partition, known)
+
+    def _is_away(self, name: str) -> bool:
+        """Whether a node has been away for long enough for others to go on with what it owns."""
+        since_s = self._away_since_s.get(name)
+        return since_s is not None and asyncio.get_running_loop().time() - since_s >= TAKE_AFTER_S
 
     # ---- moves -----------------------------------------------------------------------------------------------------
 
@@ -806,6 +883,8 @@ class ClusterNode:
             raise UnknownPartition(f"partition {partition} of topic {topic} does not exist")
         self.broker_named(to)
         kafka = self.kafka.get(to)
+        if kafka is None and not self.has_store(to):
+            raise BrokerLacks(f"node {to} has no store (--no-store): partitions can be on Kafka clusters only")
         self._attaching.check_move(view.topic_id, to, None if kafka is None else kafka.kafka_topic(view.topic_id))
         if kafka is not None:
             if topic.startswith(RESERVED_PREFIXES):
@@ -868,13 +947,17 @@ class ClusterNode:
             counts = Counter(self._routes.broker_name(topic, number) for number in range(view.partitions))
             to = min(sorted(self.takers() or [self.name]), key=lambda name: counts[name])
         self.broker_named(to)
+        if to not in self.kafka and not self.has_store(to):
+            raise BrokerLacks(f"node {to} has no store (--no-store), and what is taken over goes to a node")
         known = await to_its_end(self._mover.take_over(view.topic_id, partition, to))
         self._follower.note(view.topic_id, partition, known)
         return known
 
     async def take_over_owned(self, kind: str, name: str) -> str:
         """Have a name that belongs to a node which is not there belong to this one, with nothing that it had; whose it
-        was. Raises StillThere, Unavailable."""
+        was. Raises StillThere, Unavailable; BrokerLacks when this one has no store."""
+        if not self.has_store(self.name):
+            raise BrokerLacks(f"node {self.name} has no store (--no-store): ask a node that has one")
         while True:
             owner, revision = await self.owner_now(kind, name)
             if owner is not None and owner != self.name and self.is_there(owner):
@@ -942,7 +1025,9 @@ class ClusterNode:
     async def _take_kafka(self, now_s: float) -> float:
         """Take over the partitions on Kafka clusters that no node serves; when to look again, in seconds."""
         owned = self._follower.on_kafka()
-        away = {known.record.owner for known in owned.values() if not self.is_there(known.record.owner)}
+        homes = {record.home_of(at) for topic_id, at in self._beginning if (record := self._by_id.get(topic_id))}
+        owners = {known.record.owner for known in owned.values()} | homes
+        away = {name for name in owners if not self.is_there(name)}
         self._away_since_s = {name: self._away_since_s.get(name, now_s) for name in away}
         interval_s = LOOK_INTERVAL_S
         due: list[tuple[int, int, str]] = []
@@ -953,7 +1038,8 @@ class ClusterNode:
             if owner == self.name:
                 is_due = not self._mover.is_at(topic_id, partition, known.record, broker)
             else:
-                is_next = topic_id in SHARD_TOPICS and self._next_owner(partition) == self.name
+                is_at_once = topic_id in SHARD_TOPICS or not self.has_store(owner)  # it may not come back to them
+                is_next = is_at_once and self._next_owner(topic_id, partition) == self.name
                 after_s = SHARD_TAKE_AFTER_S if is_next else TAKE_AFTER_S
                 is_due = owner in away and now_s - self._away_since_s[owner] >= after_s
                 if is_next and owner in away and not is_due:
@@ -964,10 +1050,11 @@ class ClusterNode:
             await asyncio.gather(*[self._finish(*one) for one in due[first : first + TAKEN_AT_ONCE]])
         return interval_s
 
-    def _next_owner(self, shard: int) -> str:
-        """The node that takes a shard over whose owner is away: all nodes that see the same ones there find the same
-        one, and one node more or less changes few."""
-        return max(self.takers() or [self.name], key=lambda name: (crc32(f"{name}/{shard}".encode()), name))
+    def _next_owner(self, topic_id: int, partition: int) -> str:
+        """The node that takes a shard, or a partition, over at once whose owner is away: all nodes that see the same
+        ones there find the same one, and one node more or less changes few."""
+        place = str(partition) if topic_id in SHARD_TOPICS else f"{topic_id}/{partition}"
+        return max(self._present_takers() or [self.name], key=lambda name: (crc32(f"{name}/{place}".encode()), name))
 
     async def _verify_kafka(self) -> None:
         for (topic_id, partition), known in self._follower.on_kafka().items():
@@ -976,13 +1063,15 @@ class ClusterNode:
                     self._follower.note(topic_id, partition, await self._mover.verify(topic_id, partition))
 
     async def _finish(self, topic_id: int, partition: int, to: str) -> None:
-        try:
+        with self._logged("move that was left cannot be finished", topic_id, partition, to):
             await self._move(topic_id, partition, to, is_capped=False)
+
+    @contextmanager
+    def _logged(self, what: str, topic_id: int, partition: int, to: str) -> Iterator[None]:
+        try:
+            yield
         except (MoveConflict, MetadataError, StoreError, UnknownBroker, ValueError) as error:
-            log.warning(
-                "move that was left cannot be finished topic_id=%d partition=%d to=%s error=%s",
-                topic_id, partition, to, error,
-            )  # fmt: skip
+            log.warning("%s topic_id=%d partition=%d to=%s error=%s", what, topic_id, partition, to, error)
 
     async def _seal_taken(self) -> None:
         """What was taken over while this node was away takes no more: others read it to its end, and go on."""
@@ -1051,19 +1140,30 @@ class ClusterNode:
         key, data = RECEIPTS + self.name, orjson.dumps([one.hex() for one in own])
         while True:
             told = (await self._metadata.list(RECEIPTS)).values
-            if (found := told.get(key)) is not None and found.data == data:
+            found = told.get(key)
+            if not self.has_store(self.name) or (found is not None and found.data == data):
                 return [bytes.fromhex(one) for value in told.values() for one in orjson.loads(value.data)]
             with suppress(OutcomeUnknown):
                 await self._metadata.compare_and_set({key: _revision_of(found)}, {key: data})
 
-    def _shard_owner(self, kind: str, name: str) -> str | None:
-        if kind != GROUPS or not self._follower.system_owners:
-            return None
-        return self.shard_owner(OFFSETS.topic_id, shard_of(name))
+    async def shared_receipt_key(self) -> bytes:
+        """The key with which nodes without a store sign receipts of groups; the first of them makes it. So a receipt is
+        good when its node is gone. Raises Unavailable."""
+        while (found := await self._metadata.get(SHARED_RECEIPTS)) is None:
+            data = orjson.dumps([secrets.token_hex(RECEIPT_KEY_BYTES)])
+            with suppress(OutcomeUnknown):
+                await self._metadata.compare_and_set({SHARED_RECEIPTS: ABSENT}, {SHARED_RECEIPTS: data})
+        [key] = orjson.loads(found.data)
+        return bytes.fromhex(key)
 
-    def is_sharded(self, group: str) -> bool:
-        """Whether a group belongs to a shard, not to a node by its own name."""
-        return _owner_key(GROUPS, group) not in self._owners and self._shard_owner(GROUPS, group) is not None
+    def _shard_owner(self, kind: str, name: str) -> str | None:
+        if not self._follower.system_owners:
+            return None
+        return self.shard_owner(NAME_SHARDS[kind], shard_of(name))
+
+    def is_sharded(self, kind: str, name: str) -> bool:
+        """Whether a name belongs to a shard, not to a node of its own."""
+        return _owner_key(kind, name) not in self._owners and self._shard_owner(kind, name) is not None
 
     # ---- names that belong to one node -----------------------------------------------------------------------------
 
@@ -1161,32 +1261,30 @@ class ClusterNode:
             return (await self.owner_now(kind, name))[0] or self._shard_owner(kind, name)
         return self.owner(kind, name)
 
-    async def _claim_shard(self, group: str, broker: str) -> str:
-        while (owner := self.owner(GROUPS, group)) is None:
+    async def _claim_shard(self, kind: str, name: str, broker: str) -> str:
+        while (owner := self.owner(kind, name)) is None:
             try:
-                await self.begin_shard(OFFSETS.topic_id, shard_of(group), broker)
+                await self.begin_shard(NAME_SHARDS[kind], shard_of(name), broker)
             except (MoveConflict, UnknownBroker) as error:
-                raise Unavailable(f"the shard of group {group} is not begun: {error}") from error
+                raise Unavailable(f"the shard of {name} ({kind}) is not begun: {error}") from error
         return owner
 
     async def claim(self, kind: str, name: str) -> str:
         """The node to which a name belongs; this one from now on, durably, if it belongs to none. Raises
         Unavailable."""
-        if kind == GROUPS and self.groups_broker is not None:
-            return await self._claim_shard(name, self.groups_broker)
+        broker = self.groups_broker if kind == GROUPS else self.timers_broker
+        if broker is not None:
+            return await self._claim_shard(kind, name, broker)
         key = _owner_key(kind, name)
-        free = {key: ABSENT}
-        if kind == GROUPS:  # no group is both a node's own and one of a shard
-            free[key_of(OFFSETS.topic_id, shard_of(name))] = ABSENT
+        shard = NAME_SHARDS[kind], shard_of(name)
+        free = {key: ABSENT, key_of(*shard): ABSENT}  # no name is both a node's own and one of a shard
         while (owner := self.owner(kind, name)) is None:
             with suppress(OutcomeUnknown):
                 made = await self._metadata.compare_and_set(free, {key: orjson.dumps({"node": self.name})})
                 if made is not None:
                     self._note_owner(key, self.name, made)
                     continue
-            if kind == GROUPS:
-                shard = shard_of(name)
-                self._follower.note(OFFSETS.topic_id, shard, await self._mover.known(OFFSETS.topic_id, shard))
+            self._follower.note(*shard, await self._mover.known(*shard))
             if (found := await self._metadata.get(key)) is not None:
                 self._note_owner(key, _node_of(found.data), found.revision)
         return owner

@@ -1,10 +1,11 @@
 """One shard of a system topic on a Kafka cluster, in one tenure of one node: of `__offsets`, the log of the groups that
-belong to it, which a `gateway.brokers.event_log.EventLog` writes to and reads from; or of `__timer` (timer_shard.py).
+belong to it, which a `gateway.brokers.event_log.EventLog` writes to and reads from; of `__recurring`, likewise; or of
+`__timer` (timer_shard.py).
 
-A shard is a partition with a record as any other one (topic id 3 or 2; gateway/cluster/record.py): a chain of tenures,
-the last one open, taken over with a fence. Clients do not see it, as no route table has it. It is addressed here in the
-offsets of its chain, and appended to in the one tenure that this node served when it was made: never through another
-node.
+A shard is a partition with a record as any other one (topic id 2, 3 or 4; gateway/cluster/record.py): a chain of
+tenures, the last one open, taken over with a fence. Clients do not see it, as no route table has it. It is addressed
+here in the offsets of its chain, and appended to in the one tenure that this node served when it was made: never
+through another node.
 
     an append's answer is lost    it is unknown whether the events are in the log: the tenure takes no more from then
                                   on, and the node takes the shard over anew, and reads it
@@ -44,13 +45,13 @@ from store.errors import Corrupt, Overloaded, SealedQueue, StoreError
 from store.limits import KiB, MiB
 from store.record_batch import Record
 from store.snapshot import Snapshot
-from store.topics import OFFSETS, TIMER, Topic
+from store.topics import OFFSETS, RECURRING, TIMER, Topic
 from store.types import Acks, Append, Appended, Bounds, QueueKey, ReadResult
 
 SHARDS = 16
 """Never changed: it says to which shard a group belongs."""
 
-SHARD_TOPICS = {topic.topic_id: Topic(topic.topic_id, topic.name, SHARDS) for topic in (TIMER, OFFSETS)}
+SHARD_TOPICS = {topic.topic_id: Topic(topic.topic_id, topic.name, SHARDS) for topic in (TIMER, OFFSETS, RECURRING)}
 """The topics that have shards, as Kafka clusters have them, by id."""
 
 SNAPSHOT = b"snapshot"
@@ -60,9 +61,9 @@ SNAPSHOTS = "shards/"
 """Where the metadata says where snapshots are."""
 
 
-def shard_of(group: str) -> int:
-    """The shard to which a group belongs, if it is in one."""
-    return crc32(group.encode()) % SHARDS
+def shard_of(name: str) -> int:
+    """The shard to which a group or a recurring schedule belongs, if it is in one."""
+    return crc32(name.encode()) % SHARDS
 
 
 @dataclass(frozen=True, slots=True)

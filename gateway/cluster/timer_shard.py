@@ -30,21 +30,21 @@ import asyncio
 import struct
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from gateway.brokers.base import AnswerLost, BrokerUnreachable
 from gateway.cluster.shard_log import SHARDS, Shard, ShardLog
-from gateway.routing.delivery import RoutedPartitions, only, schedule_ids_of
+from gateway.routing.delivery import RoutedPartitions, only
 from store import record_batch
 from store.clock import Clock
 from store.errors import Corrupt, MalformedBatch, Overloaded, StoreError, StoreStopped
 from store.limits import KiB, MiB
 from store.log.entry import decode_extension, encode_extension, packed_sources
-from store.record_batch import Record
+from store.record_batch import Headers, Record
 from store.topics import TIMER, TIMER_QUEUE
 from store.types import Acks, Append, Appended, Bounds, Entry, QueueKey, ReadResult, ReadStatus, Source
 from timer.changes import NO_SCHEDULE, TOMBSTONE_TOPIC_ID
@@ -372,17 +372,52 @@ class TimerShardLog:
                     raise StoreStopped(f"shard {self.shard.number} of {self.shard.topic_name} is left") from error
 
 
-class ClaimedPartitions:
-    """`timer.ports.Partitions` for the timer of a shard. `window_ms`: how long partitions know ids."""
+class Claims(Protocol):
+    """Where it stands which copies are about to be delivered; `TimerShardLog` is one."""
 
-    def __init__(self, log: TimerShardLog, routed: RoutedPartitions, clock: Clock, *, window_ms: int) -> None:
-        self._log = log
+    @property
+    def claimed(self) -> Mapping[Source, Claim]:
+        """What was claimed and is not known to be over."""
+        ...
+
+    async def claim(self, sources: Sequence[Source]) -> None:
+        """Have it stand there that copies are about to be delivered. Raises StoreError when that is not certain, as
+        somebody else may own the log by now: then nothing may be delivered."""
+        ...
+
+    def over(self, sources: Sequence[Source]) -> None:
+        """The delivery of copies is certain."""
+        ...
+
+
+def schedules_in(headers: Headers) -> list[bytes]:
+    """The schedules that a record's headers name: the last one is the timer's."""
+    return [value or b"" for name, value in headers if name == SCHEDULE_ID_HEADER]
+
+
+class ClaimedPartitions:
+    """`timer.ports.Partitions` for who owns a log in this tenure: delivered are records that were claimed there.
+    `window_ms`: how long partitions know ids. `header`, and what `named` makes of the headers, tells records apart."""
+
+    def __init__(
+        self,
+        claims: Claims,
+        routed: RoutedPartitions,
+        clock: Clock,
+        *,
+        window_ms: int,
+        header: str = SCHEDULE_ID_HEADER,
+        named: Callable[[Headers], list[bytes]] = schedules_in,
+    ) -> None:
+        self._claims = claims
         self._routed = routed
         self._clock = clock
         self._window_ms = window_ms
+        self._header = header.encode()
+        self._named = named
 
     async def deliver(self, dues: Sequence[Due]) -> list[Sequence[int] | None]:
-        """See `Partitions.deliver`. Raises Overloaded, too, when a claim could not be made."""
+        """See `Partitions.deliver`. Raises, too, what keeps a claim from being made."""
         found = [await self._found(due) for due in dues]  # before the claim: it may take long
         rest = [
             (number, due if not known else only(due, [at for at in range(due.record_count) if at not in known]))
@@ -403,25 +438,26 @@ class ClaimedPartitions:
                 told[number] = [known[at] if at in known else next(new) for at in range(dues[number].record_count)]
         for due, its_offsets in zip(dues, told, strict=True):
             if its_offsets is not None:
-                self._log.over(list(due.sources))
+                self._claims.over(list(due.sources))
         return told
 
     async def _claim(self, sources: Sequence[Source]) -> None:
         """Claim copies, a short time ago (T1)."""
         while True:
             begun_ms = _boot_ms()
-            await self._log.claim(sources)
+            await self._claims.claim(sources)
             if _boot_ms() - begun_ms < self._window_ms // FRESH_SHARE:
                 return
 
     async def _found(self, due: Due) -> dict[int, int] | None:
         """Which records of a claim that is old are in their partition already, and at which offsets; None: that cannot
         be read now."""
-        claimed = self._log.claimed
+        claimed = self._claims.claimed
         since_ms = min((claimed[source].time_ms for source in due.sources if source in claimed), default=None)
         if since_ms is None or self._clock.now_ms() - since_ms < self._window_ms // OLD_SHARE:
             return {}
-        wanted = {id_: index for index, id_ in enumerate(schedule_ids_of(due))}
+        records = record_batch.decode(due.batch)
+        wanted = {self._named(record.headers)[-1]: index for index, record in enumerate(records)}
         found: dict[int, int] = {}
         try:
             at = await self._routed.offset_for_time(due.target, since_ms - CLOCK_SKEW_MS)
@@ -430,12 +466,12 @@ class ClaimedPartitions:
                 if not read.entries:
                     return dict(sorted(found.items()))
                 for entry in read.entries:
-                    if SCHEDULE_ID_HEADER.encode() in bytes(entry.batch):
+                    if self._header in bytes(entry.batch):
                         for record in record_batch.decode(entry.batch):
-                            for name, value in record.headers:
-                                if name == SCHEDULE_ID_HEADER and (index := wanted.get(value or b"")) is not None:
+                            for name in self._named(record.headers):
+                                if (index := wanted.get(name)) is not None:
                                     found[index] = record.offset
-                    await self._log.yield_to_loop()
+                    await asyncio.sleep(0)
                 at = read.next_offset
         except StoreError:
             return None

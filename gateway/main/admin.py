@@ -10,6 +10,8 @@ from typing import Protocol, Unpack
 from gateway.api.quotas import TopicQuota
 from gateway.brokers.base import ALONE
 from gateway.brokers.local import LocalBroker
+from gateway.brokers.none import NoBroker
+from gateway.main.no_store import NoStore
 from gateway.routing.base import Attachment, TopicView
 from gateway.routing.table import RouteTable
 from gateway.settings.limits import Limits
@@ -54,23 +56,27 @@ class LocalAdmin:
     delivers by; of a node of a cluster (`is_node`) the cluster does that, once `topics` is its."""
 
     def __init__(
-        self, store: Store, timer: TimerService, limits: Limits, routes: RouteTable, *,
+        self, store: Store | NoStore, timer: TimerService | None, limits: Limits, routes: RouteTable, *,
         name: str = BROKER_NAME, is_node: bool = False,
     ) -> None:  # fmt: skip
+        """Of a node without a store there is no `timer` either."""
         self.routes = routes
         self._quota = TopicQuota(limits, self.routes)
         self.on_change: Callable[[], None] = lambda: None
         """Called after topics came, grew or went."""
 
-        self.broker = LocalBroker(
-            store,
-            timer,
-            name=name,
-            on_topic=_ignore if is_node else self._add_routes,
-            on_deleted=_ignore if is_node else self._remove,
-        )
-        self.topics: Topics = self.broker
-        self._timer = timer
+        self.broker: LocalBroker | NoBroker
+        self.topics: Topics
+        if isinstance(store, NoStore) or timer is None:
+            self.broker = NoBroker(name)
+        else:
+            self.topics = self.broker = LocalBroker(
+                store,
+                timer,
+                name=name,
+                on_topic=_ignore if is_node else self._add_routes,
+                on_deleted=_ignore if is_node else self._remove,
+            )
         self.timer_failure: str | None = None
         """Why no delayed record is delivered until a restart; None: they are."""
 
@@ -133,10 +139,10 @@ class LocalAdmin:
             reasons.append(self.timer_failure)
         return reasons
 
-    async def run_timer(self) -> None:
+    async def run_timer(self, timer: TimerService) -> None:
         """Deliver delayed records until cancelled. When a disk has failed, stop delivering, but let reads go on."""
         try:
-            await self._timer.run()
+            await timer.run()
         except* (StoreStopped, OSError) as failures:
             cause = failures.exceptions[0]
             log.error("timer stopped, delayed records wait for a restart error=%r", cause, exc_info=cause)

@@ -1,5 +1,5 @@
-"""The delayed records that a node has, as one timer: those of its own store, and of the shards of `__timer` that are
-here. Lists go through one timer after the other; in the order of due times they are merged.
+"""The delayed records that a node has, as one timer: those of its own store, if it has one, and of the shards of
+`__timer` that are here. Lists go through one timer after the other; in the order of due times they are merged.
 
 A position is the number of the timer (0: the node's own, shard N: N + 1) times _PER_TIMER, and the position there. A
 shard that goes to another node while somebody turns pages may be met twice, or missed.
@@ -27,34 +27,46 @@ _PER_TIMER = 10**16
 class AllTimers:
     """See the module."""
 
-    def __init__(self, own: TimerService, shards: TimerShards) -> None:
+    def __init__(self, own: TimerService | None, shards: TimerShards, metrics: TimerMetrics) -> None:
+        """`metrics`: of all, which count together."""
         self._own = own
         self._shards = shards
+        self.metrics = metrics
 
     def _all(self) -> dict[int, TimerService]:
-        return {0: self._own} | {shard + 1: timer for shard, timer in self._shards.here().items()}
+        own = {} if self._own is None else {0: self._own}
+        return own | {shard + 1: timer for shard, timer in self._shards.here().items()}
 
-    def _of(self, schedule: ScheduleId) -> TimerService:
-        """The timer that has a schedule. Raises Overloaded when its shard is not here."""
+    def _find(self, schedule: ScheduleId) -> TimerService | None:
+        """The timer that has a schedule; None: its id is one of a store, and there is none here. Raises Overloaded when
+        its shard is not here."""
         shard = shard_at(schedule.position)
         return self._own if shard is None else self._shards.timer(shard)
+
+    def _of(self, schedule: ScheduleId) -> TimerService:
+        """The timer that has a schedule of which `topic_of` knew."""
+        timer = self._find(schedule)
+        assert timer is not None
+        return timer
 
     # ---- one ---------------------------------------------------------------------------------------------------------
 
     async def named(self, topic_id: int, key: bytes) -> ScheduleId | None:
         """See `TimerService.named`. Raises Overloaded, too, while the shard of the key is being taken over."""
-        found = await self._own.named(topic_id, key)
+        found = None if self._own is None else await self._own.named(topic_id, key)
         if found is None and (shard := self._shards.shard_here(shard_of_key(topic_id, key))) is not None:
             return await shard.named(topic_id, key)
         return found
 
     async def find(self, schedule: ScheduleId) -> tuple[Standing, Schedule | None]:
         """See `TimerService.find`."""
-        return await self._of(schedule).find(schedule)
+        timer = self._find(schedule)
+        return (Standing.UNKNOWN, None) if timer is None else await timer.find(schedule)
 
     async def topic_of(self, schedule: ScheduleId) -> int | None:
         """See `TimerService.topic_of`."""
-        return await self._of(schedule).topic_of(schedule)
+        timer = self._find(schedule)
+        return None if timer is None else await timer.topic_of(schedule)
 
     async def cancel(self, schedule: ScheduleId) -> Outcome:
         """See `TimerService.cancel`."""
@@ -110,7 +122,8 @@ class AllTimers:
     async def census(self, query: Query, bounds_ms: Sequence[int]) -> Census:
         """See `TimerService.census`."""
         parts = [await timer.census(query, bounds_ms) for timer in self._all().values()]
-        counts = [sum(each) for each in zip(*(part.counts for part in parts), strict=True)]
+        nothing = [0] * (len(bounds_ms) - 1)
+        counts = [sum(each) for each in zip(nothing, *(part.counts for part in parts), strict=True)]
         return Census(counts, sum(part.overdue_count for part in parts), sum(part.rolled_count for part in parts))
 
     async def count(self, query: Query) -> int:
@@ -122,11 +135,6 @@ class AllTimers:
         return sum([await timer.cancel_all(query) for timer in self._all().values()])
 
     # ---- figures -----------------------------------------------------------------------------------------------------
-
-    @property
-    def metrics(self) -> TimerMetrics:
-        """Of all: they count together."""
-        return self._own.metrics
 
     def _sum(self, of: Callable[[TimerService], int]) -> int:
         return sum(map(of, self._all().values()))
@@ -151,12 +159,12 @@ class AllTimers:
     @property
     def read_lag_ms(self) -> int:
         """See `TimerService.read_lag_ms`: the longest."""
-        return max(timer.read_lag_ms for timer in self._all().values())
+        return max((timer.read_lag_ms for timer in self._all().values()), default=0)
 
     @property
     def write_lag_ms(self) -> int:
         """See `TimerService.write_lag_ms`: the longest."""
-        return max(timer.write_lag_ms for timer in self._all().values())
+        return max((timer.write_lag_ms for timer in self._all().values()), default=0)
 
 
 def _after_in(number: int, after: DuePosition | None) -> DuePosition | None:

@@ -7,6 +7,7 @@ import logging
 import secrets
 import socket
 import ssl
+import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
@@ -22,19 +23,21 @@ from gateway.brokers.kafka.port import Rejected
 from gateway.brokers.kafka.repeats import Repeats
 from gateway.cluster.embedded import EmbeddedMetadata
 from gateway.cluster.etcd import EtcdConfig, EtcdMetadata
-from gateway.cluster.members import CannotJoin, Member, check_node_name, join
+from gateway.cluster.members import SESSION_TTL_MS, CannotJoin, Member, NameInUse, check_node_name, join
 from gateway.cluster.metadata import Metadata, Unavailable
 from gateway.cluster.node import ClusterNode
 from gateway.cluster.peer_auth import Secret
 from gateway.cluster.peer_link import fastest_codes
 from gateway.cluster.shard_log import SHARD_TOPICS
 from gateway.cluster.topics import TopicsInMemory
+from gateway.groups.coordinator.receipt_key import keep_key
 from gateway.groups.coordinator.service import Coordinator
 from gateway.main.admin import LocalAdmin, pin
 from gateway.main.group_moves import GroupMoves, OwnGroups
 from gateway.main.identity import cluster_id
 from gateway.main.kafka_brokers import kafka_addresses
 from gateway.main.listener import address_of, listening_to_nodes, url_of
+from gateway.main.no_store import NoStore
 from gateway.main.secret_files import kept_fresh, secret_in, secret_of
 from gateway.main.timer_shards import ShardTimers
 from gateway.main.tls import ServerTls
@@ -53,6 +56,9 @@ from store.types import QueueKey
 log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
+NAME_WAIT_S = 3 * SESSION_TTL_MS / 1000
+"""How long a node without a store waits for another process of its name to be over."""
+
 SECRET_BYTES = 32
 """Of the secret of a cluster of one node, which no one else is to know."""
 
@@ -89,7 +95,7 @@ def checked_kafka(config: ClusterConfig, node: str) -> dict[str, KafkaAddress]:
 
 @asynccontextmanager
 async def _metadata_in(
-    config: GatewayConfig, store: Store, admin: LocalAdmin, clock: Clock, stopping: asyncio.Event
+    config: GatewayConfig, store: Store | NoStore, admin: LocalAdmin, clock: Clock, stopping: asyncio.Event
 ) -> AsyncIterator[tuple[Metadata, Secret]]:
     """The metadata of a node while the block runs, and the secret of its cluster: in etcd, or, of an only node, in its
     own store. When that cannot be written any more, `stopping` is set, and leaving the block raises."""
@@ -99,6 +105,7 @@ async def _metadata_in(
         async with EtcdMetadata(etcd) as shared, kept_fresh(config.cluster, secret, shared, etcd):
             yield shared, secret
         return
+    assert isinstance(store, Store)
     own = EmbeddedMetadata(config.data, store.files, admin.broker, clock)
     pin(store, lambda: own.needed_position)
     await own.start()
@@ -116,7 +123,7 @@ async def _metadata_in(
 @asynccontextmanager
 async def clustered(
     config: GatewayConfig,
-    store: Store,
+    store: Store | NoStore,
     admin: LocalAdmin,
     clock: Clock,
     *,
@@ -142,7 +149,8 @@ async def clustered(
         url=url,
         room=config.room,
         kafka=kafka,
-        balancing=own.balance,
+        balancing=own.balance and not own.no_store,
+        storeless=own.no_store,
     )
     doubt = asyncio.Event()
     async with (
@@ -181,6 +189,7 @@ async def clustered(
         )  # fmt: skip
         node.default_broker = own.default_broker
         topics = [topic for topic in store.topics() if not topic.is_system]
+        name_until_s = time.monotonic() + NAME_WAIT_S
         while True:
             try:
                 membership = await join(
@@ -193,7 +202,14 @@ async def clustered(
                         f"partitions have records on {', '.join(unknown)}, which is no broker here: add it to "
                         f"cluster.kafka (--broker {unknown[0]}=kafka://HOST:PORT)"
                     )
+                if own.no_store:
+                    keep_key(config.data, store.files, await node.shared_receipt_key())
                 break
+            except NameInUse as error:
+                if time.monotonic() > name_until_s:
+                    raise CannotJoin(str(error)) from error
+                progress.waits_for = "a process of the same name"
+                await asyncio.sleep(RETRY_S)
             except Unavailable as error:
                 progress.waits_for = "etcd"
                 log.warning("waiting for etcd error=%s", error)
@@ -230,6 +246,8 @@ async def clustered(
                         )
                     )
                 await serving.enter_async_context(node.in_session(secrets.token_hex(8)))
+                if own.no_store:
+                    await node.check_own_record(member.data)
                 progress.waits_for = "Kafka"
                 await node.take_own()
                 log.info("node of a cluster node=%s cluster=%s internal=%s", own_name, node.cluster_id, member.address)
@@ -277,7 +295,7 @@ async def known(node: ClusterNode, progress: RecoveryProgress, stopping: asyncio
             raise CannotJoin(f"stopped while it waited for {progress.waits_for}")
 
 
-def _queues_of(store: Store, beside: Beside, topic_id: int) -> list[QueueKey]:
+def _queues_of(store: Store | NoStore, beside: Beside, topic_id: int) -> list[QueueKey]:
     """All queues of a topic that this node serves; an attached topic has none in the store. Raises UnknownQueue."""
     own = beside.queues_of(topic_id)
     try:
@@ -292,7 +310,7 @@ def _topic_of(routes: RouteTable, topic_id: int) -> TopicView:
     return SHARD_TOPICS.get(topic_id) or routes.by_id(topic_id)
 
 
-def _retention_ms(store: Store, routes: RouteTable, topic_id: int) -> int:
+def _retention_ms(store: Store | NoStore, routes: RouteTable, topic_id: int) -> int:
     """How long a topic keeps its records, by its own setting or the server's."""
     if topic_id in SHARD_TOPICS:
         return FOR_EVER_MS  # what snapshots stand for is given up when they are there

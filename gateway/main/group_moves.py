@@ -25,7 +25,7 @@ from gateway.groups.machines.broadcast import group_of
 from gateway.groups.machines.errors import GroupElsewhere, GroupError, GroupUnowned
 from gateway.groups.machines.membership import Share
 from gateway.groups.protocol import LightOffsets, MemberKey
-from store.errors import Overloaded, StoreError
+from store.errors import BrokerLacks, Overloaded, StoreError
 from store.uncancelled import to_its_end
 
 log = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ class GroupMoves:
         """Forget the groups that have gone to other nodes, or came half: a crash may have left some. What the store
         refuses now, the next start does."""
         for name in [*self._groups.names(), *self._groups.table.light_offsets.counts]:
-            if self._groups.belonging.is_elsewhere(name) and not self._node.is_sharded(group_of(name)):
+            if self._groups.belonging.is_elsewhere(name) and not self._node.is_sharded(GROUPS, group_of(name)):
                 log.info("group is another node's, forgotten here group=%s", name)
                 try:
                     await self._groups.handover.forget(name)
@@ -129,6 +129,8 @@ class GroupMoves:
 
     async def _take(self, group: str, events: bytes, size_bytes: int, revision: int) -> bool:
         node = self._node
+        if not node.has_store(node.name):
+            raise BrokerLacks(f"node {node.name} has no store (--no-store), and takes no groups of other nodes")
         if node.members[node.name].draining:
             raise Overloaded(f"node {node.name} drains, and takes no groups")
         try:
@@ -187,7 +189,7 @@ class OwnGroups:
 
     async def delete(self, group: str) -> None:
         """See `Groups.delete`. Its name is no node's afterwards."""
-        is_sharded = self._node.is_sharded(group)
+        is_sharded = self._node.is_sharded(GROUPS, group)
         await self._using(self._groups.delete)(group)
         if not is_sharded:
             await to_its_end(self._release(group))

@@ -12,29 +12,24 @@ from __future__ import annotations
 import asyncio
 import logging
 from dataclasses import dataclass
+from functools import partial
 
-from gateway.cluster.metadata import MetadataError
-from gateway.cluster.mover import MoveConflict, UnknownBroker
-from gateway.cluster.node import ClusterNode
+from gateway.cluster.mover import MoveConflict
+from gateway.cluster.node import GROUPS, ClusterNode
 from gateway.cluster.shard_log import SHARDS, Shard, ShardLog, shard_of
 from gateway.groups.coordinator.service import Coordinator
-from store.errors import Overloaded, StoreError
+from gateway.main.shards import ERRORS, LOOK_S, RETRY_S, is_settled
+from store.errors import Overloaded
 from store.topics import OFFSETS
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 0.05
-"""How often it is looked which shards are this node's: of memory, 16 of them."""
-
-RETRY_S = 1.0
 SAVE_INTERVAL_S = 30.0
 SAVE_EVENTS_MAX = 50_000
 """Events behind the last snapshot after which the next one does not wait: what a takeover has to read."""
 
 LAST_SAVE_S = 2.0
 """How long a stop waits for the last snapshots."""
-
-ERRORS = (MoveConflict, MetadataError, StoreError, UnknownBroker, ValueError)
 
 
 @dataclass(slots=True)
@@ -57,7 +52,7 @@ class GroupShards:
 
     def begin(self) -> None:
         """Refuse groups of shards that are not here."""
-        self._groups.shards.set_sharded(self._node.is_sharded)
+        self._groups.shards.set_sharded(partial(self._node.is_sharded, GROUPS))
         belonging, node = self._groups.belonging, self._node
         node.groups_broker = self._broker
         elsewhere = belonging.elsewhere
@@ -65,11 +60,16 @@ class GroupShards:
         def refusal(group: str) -> Exception | None:
             if (error := elsewhere(group)) is not None:
                 return error
-            if node.is_sharded(group) and not self._is_here(shard_of(group)):
+            if node.is_sharded(GROUPS, group) and not self._is_here(shard_of(group)):
                 return Overloaded(f"the log of group {group} is being taken over")
             return None
 
         belonging.elsewhere = refusal
+
+    @property
+    def is_settled(self) -> bool:
+        """See `gateway.main.shards.is_settled`."""
+        return is_settled(self._node, OFFSETS.topic_id, self._broker, self._is_here)
 
     def _is_here(self, shard: int) -> bool:
         here = self._here.get(shard)

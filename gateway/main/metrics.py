@@ -18,6 +18,7 @@ from gateway.cluster.move_stats import OUTCOMES, PAUSE_BOUNDS_MS
 from gateway.cluster.node import ClusterNode
 from gateway.codec.texts import TextCache
 from gateway.main.all_timers import AllTimers
+from gateway.main.recurring_shards import AllRecurring
 from gateway.recurring.service import RecurringSchedules
 from gateway.settings.limits import Limits
 from gateway.surfaces.http.context import LATENCY_BOUNDS_S, GatewayStats
@@ -211,7 +212,7 @@ def store_metrics(store: Store) -> Iterator[Metric]:
 class RecurringCollector:
     """What the recurring schedules count, for a registry."""
 
-    def __init__(self, recurring: RecurringSchedules) -> None:
+    def __init__(self, recurring: RecurringSchedules | AllRecurring) -> None:
         self._recurring = recurring
 
     def collect(self) -> Iterator[Metric]:

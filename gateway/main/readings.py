@@ -16,6 +16,7 @@ from gateway.main.admin import LocalAdmin
 from gateway.main.all_timers import AllTimers
 from gateway.main.loop_watch import LoopWatch
 from gateway.main.memory import resident_bytes
+from gateway.main.no_store import NoStore
 from gateway.surfaces.http.context import Gateway
 from store import Store
 from timer.service import TimerService
@@ -29,7 +30,7 @@ class Readings:
     def __init__(
         self,
         gateway: Gateway,
-        store: Store,
+        store: Store | NoStore,
         timer: TimerService | AllTimers,
         admin: LocalAdmin,
         groups: Coordinator,

@@ -28,8 +28,12 @@ class RecurringNames:
         self._recurring = recurring
         self._node = node
         self._unused = {name for name in node.owned(RECURRING, node.name) if recurring.table.find(name) is None}
-        recurring.is_owned = lambda name: node.owner(RECURRING, name) == node.name
+        recurring.is_owned = self._is_owned
         recurring.on_deleted = self.release
+
+    def _is_owned(self, name: str) -> bool:
+        """Whether a name is this node's own; not one of a shard that is here."""
+        return self._node.owner(RECURRING, name) == self._node.name and not self._node.is_sharded(RECURRING, name)
 
     async def run(self) -> None:
         """Let go of names that are in use no more, until cancelled."""

@@ -16,13 +16,11 @@ import logging
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from zlib import crc32
 
 from gateway.brokers.base import ALONE, BrokerUnreachable
-from gateway.cluster.metadata import MetadataError
-from gateway.cluster.mover import MoveConflict, UnknownBroker
 from gateway.cluster.node import ClusterNode
 from gateway.cluster.shard_log import SHARDS, Shard, ShardLog, ShardSnapshots
 from gateway.cluster.timer_shard import (
@@ -31,17 +29,19 @@ from gateway.cluster.timer_shard import (
     queue_of_shard,
     shard_of_queue,
 )
+from gateway.main.shards import ERRORS, Shards
 from gateway.routing.base import Routes
 from gateway.routing.delivery import RoutedPartitions
 from gateway.routing.table import RouteTable
 from store.clock import Clock
-from store.errors import Overloaded, StoreError
+from store.errors import Overloaded
 from store.files import Files
 from store.limits import MiB
+from store.memory_files import MemoryFiles
 from store.topics import TIMER, TIMER_QUEUE
 from store.types import Acks, Append, Appended
-from store.uncancelled import to_its_end
 from timer.config import TimerConfig
+from timer.key_index import SqliteKeyIndex
 from timer.metrics import TimerMetrics
 from timer.ports import KeyIndex, RunBlocking
 from timer.saved import decode_saved
@@ -49,10 +49,6 @@ from timer.service import TimerService
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 0.05
-"""How often it is looked which shards are this node's: of memory, 16 of them."""
-
-RETRY_S = 1.0
 SAVE_INTERVAL_S = 30.0
 SAVE_RECORDS_MAX = 20_000
 """Records behind the last snapshot after which the next one does not wait: what a takeover has to read."""
@@ -60,11 +56,11 @@ SAVE_RECORDS_MAX = 20_000
 SAVED_SHARE = 4
 """... but at least this part of the schedules that a snapshot holds: so it is not most of what is written."""
 
-LAST_SAVE_S = 0.5
-"""How long a stop waits for the last claims and snapshots."""
-
 DIRECTORY = "timer-cache"
 """In the data directory. Nothing in it outlives the process."""
+
+IN_MEMORY = Path(":memory:")
+"""What SQLite takes for a file of its own that is nowhere."""
 
 HEAP_SHARE = 4
 """Of what a timer may hold in memory; and of a node that has all shards few are full at a time."""
@@ -72,8 +68,6 @@ HEAP_SHARE = 4
 FILE_UNITS = 16 * 1024
 BODIES_BYTES_MAX = 4 * MiB
 NEVER_MS = 1 << 52
-
-ERRORS = (MoveConflict, MetadataError, StoreError, UnknownBroker, ValueError, OSError)
 
 
 def shard_of_partition(topic_id: int, partition: int) -> int:
@@ -186,9 +180,13 @@ class Tenure:
         except* Exception:
             log.exception("timer of a shard has stopped shard=%d", self.shard.number)
 
+    def leave(self) -> None:
+        """The tenure is over: what waits for Kafka ends."""
+        self.log.close()
+
     async def end(self) -> None:
         """Forget it all; the log has what is needed."""
-        self.log.close()
+        self.leave()
         with suppress(OSError):
             await self.timer.close()
         await asyncio.to_thread(shutil.rmtree, self._directory, ignore_errors=True)
@@ -221,20 +219,15 @@ def _now_s() -> float:
     return asyncio.get_running_loop().time()
 
 
-@dataclass(slots=True)
-class _Here:
-    tenure: Tenure
-    running: asyncio.Task[None]
-
-
 class TimerShards:
-    """The shards of a node. `run` until cancelled, then `close`."""
+    """The shards of a node. `run` until cancelled, then `close`. `files`: of the timers' caches, in `directory`; None:
+    they are in memory."""
 
     def __init__(
         self,
         node: ClusterNode,
         routes: RouteTable,
-        files: Files,
+        files: Files | None,
         clock: Clock,
         config: TimerConfig,
         *,
@@ -248,21 +241,29 @@ class TimerShards:
         self._files = files
         self._clock = clock
         self._config = config
-        self._broker = broker
         self._directory = directory / DIRECTORY
         self._window_ms = window_ms
         self._metrics = metrics
-        self._here: dict[int, _Here] = {}
         self._tenure_count = 0
+        self._shards: Shards[Tenure] = Shards(node, TIMER.topic_id, self._tenure, broker=broker)
+        self.run, self.save = self._shards.run, self._shards.save
         node.timers_broker = broker
         node.schedule_in_shard = self.schedule
         routes.timers = ShardTimers(node, self)
-        shutil.rmtree(self._directory, ignore_errors=True)
+        self._forget_files()
+
+    @property
+    def is_settled(self) -> bool:
+        """See `gateway.main.shards.is_settled`."""
+        return self._shards.is_settled
+
+    def _forget_files(self) -> None:
+        if self._files is not None:
+            shutil.rmtree(self._directory, ignore_errors=True)
 
     def here(self) -> dict[int, TimerService]:
         """The timers of the shards that are here, by number."""
-        found = sorted(self._here.items())
-        return {number: here.tenure.timer for number, here in found if here.tenure.shard.is_served}
+        return {number: tenure.timer for number, tenure in self._shards.here().items()}
 
     def shard_here(self, shard: int) -> TimerService | None:
         """The timer of a shard; None: it was not begun, or another node that is there has it. Raises Overloaded while
@@ -274,10 +275,9 @@ class TimerShards:
 
     def timer(self, shard: int) -> TimerService:
         """The timer of a shard. Raises Overloaded while it is not here."""
-        here = self._here.get(shard)
-        if here is None or not here.tenure.shard.is_served:
+        if (tenure := self._shards.get(shard)) is None:
             raise _taken_over(shard)
-        return here.tenure.timer
+        return tenure.timer
 
     async def schedule(self, append: Append, acks: Acks, keys: Sequence[bytes | None]) -> Appended:
         """Accept delayed records of the shard that an append names; as `TimerService.schedule`. Raises Overloaded when
@@ -287,97 +287,19 @@ class TimerShards:
         timer = self.timer(shard)
         return await timer.schedule(replace(append, queue=TIMER_QUEUE), acks=acks, keys=keys)
 
-    # ---- taking up --------------------------------------------------------------------------------------------------
-
-    async def run(self) -> None:
-        """Take up what is this node's, and give up what is not any more, until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            if self._broker is not None:
-                tasks.create_task(self._begin_all(self._broker), name="timers on Kafka")
-            for shard in range(SHARDS):
-                tasks.create_task(self._look_after(shard), name=f"timer of shard {shard}")
-
     async def close(self) -> None:
         """Deliver nothing more."""
-        await asyncio.gather(*[self._give_up(shard) for shard in list(self._here)])
-        shutil.rmtree(self._directory, ignore_errors=True)
+        await self._shards.close()
+        self._forget_files()
 
-    async def save(self) -> None:
-        """Have the log say what is over, and save a snapshot of every shard that is here, as another node is about to
-        read them; does not wait long."""
-
-        async def save(tenure: Tenure) -> None:
-            try:
-                await tenure.save()
-            except ERRORS as error:
-                log.info("no last snapshot of delayed records shard=%d error=%s", tenure.shard.number, error)
-
-        saving = [asyncio.create_task(save(here.tenure)) for here in self._here.values()]
-        if saving:
-            _, late = await asyncio.wait(saving, timeout=LAST_SAVE_S)
-            for task in late:
-                task.cancel()
-
-    async def _begin_all(self, broker: str) -> None:
-        for shard in range(SHARDS):
-            while True:
-                try:
-                    await self._node.begin_shard(TIMER.topic_id, shard, broker)
-                    break
-                except MoveConflict:
-                    pass
-                except ERRORS as error:
-                    log.warning("timers cannot be kept on Kafka yet shard=%d broker=%s error=%s", shard, broker, error)
-                await asyncio.sleep(RETRY_S)
-
-    async def _look_after(self, shard: int) -> None:
-        while True:
-            try:
-                await self._look(shard)
-            except ERRORS as error:
-                log.error("timer of a shard cannot be taken up, trying again shard=%d error=%s", shard, error)
-                await asyncio.sleep(RETRY_S)
-            await asyncio.sleep(LOOK_S)
-
-    async def _look(self, number: int) -> None:
-        found, here = self._node.shard(TIMER.topic_id, number), self._here.get(number)
-        if here is None:
-            if found is not None:
-                await self._take_up(found)
-            return
-        shard = here.tenure.shard
-        if here.running.done():
-            if shard.is_served:  # what it could not go on after, the log may say
-                shard.kafka.refuse(shard.tenure)
-                shard.on_doubt()
-        elif found is not None and found.tenure == shard.tenure:
-            if here.tenure.is_save_due:
-                await here.tenure.save()
-            return
-        elif found is None and shard.is_served:
-            return  # a move is under way; it may come back to nothing
-        await to_its_end(self._give_up(number))
-
-    async def _take_up(self, shard: Shard) -> None:
-        """Read a shard, and have its timer run. Raises what reading raises: then it is not here."""
+    def _tenure(self, shard: Shard) -> Tenure:
         self._tenure_count += 1
-        tenure = Tenure(
-            shard, self._node.snapshots_of, self._routes, self._files, self._clock,
+        return Tenure(
+            shard, self._node.snapshots_of, self._routes, self._files or MemoryFiles(), self._clock,
             replace(self._config, root=self._directory / str(self._tenure_count)),
             window_ms=self._window_ms, metrics=self._metrics,
+            key_index=SqliteKeyIndex(IN_MEMORY) if self._files is None else None,
         )  # fmt: skip
-        await tenure.start()
-        running = asyncio.create_task(tenure.run(), name=f"timer of shard {shard.number} runs")
-        self._here[shard.number] = _Here(tenure, running)
-
-    async def _give_up(self, number: int) -> None:
-        """Forget a shard, which may be another node's by now."""
-        here = self._here.pop(number)
-        here.tenure.log.close()
-        here.running.cancel()
-        await asyncio.wait([here.running])
-        await here.tenure.end()
-        log.info("timer given up shard=%d", number)
 
 
 def _taken_over(shard: int) -> Overloaded:

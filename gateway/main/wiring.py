@@ -1,9 +1,9 @@
 """The only wiring: store, timer, broker, routes and HTTP put together, run, and stopped in order.
 
-Starting is: listen and say "not ready", recover the store, recover the timer, answer requests, announce. From then on
-one task group holds everything that lives long; if one of its tasks dies, the others are stopped and `serve` raises:
-recovery at the next start is the only way back. A failed disk is no such death: the store then refuses records for good
-and goes on serving reads.
+Starting is: listen and say "not ready", recover the store, recover the timer, take up the shards on Kafka clusters that
+are this node's, answer requests, announce. From then on one task group holds everything that lives long; if one of its
+tasks dies, the others are stopped and `serve` raises: recovery at the next start is the only way back. A failed disk is
+no such death: the store then refuses records for good and goes on serving reads.
 
 Stopping (SIGTERM, SIGINT): readiness off; after `drain_delay_ms` `draining` is set, so sockets tell their clients and
 long polls answer; no new connections; requests that are being answered finish; timer and store are closed clean. A
@@ -23,6 +23,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from time import monotonic_ns
 
 from gateway.api.cluster import FIGURES
@@ -38,6 +39,7 @@ from gateway.cluster.embedded import keeps_metadata
 from gateway.cluster.members import check_alone, name_in
 from gateway.cluster.node import ClusterNode
 from gateway.cluster.peer_wire import Head
+from gateway.cluster.shard_log import Shard
 from gateway.codec.texts import TextCache
 from gateway.groups.coordinator.metrics import coordinator_metrics
 from gateway.groups.coordinator.service import Coordinator
@@ -76,16 +78,20 @@ from gateway.main.metrics import (
     timer_metrics,
     trail_metrics,
 )
+from gateway.main.no_store import NoStore
 from gateway.main.notify import Notifier
 from gateway.main.readings import Readings
-from gateway.main.recurring_names import RecurringNames
+from gateway.main.recurring_shards import AllRecurring
+from gateway.main.recurring_shards import Tenure as RecurringTenure
 from gateway.main.reload import AuthReloader, reload_forever
 from gateway.main.schemas import opened_schemas
+from gateway.main.shards import until_settled
 from gateway.main.timer_shards import TimerShards
 from gateway.main.tls import ServerTls
 from gateway.main.version import installed_version
 from gateway.main.workers import TopicFeed, Workers
-from gateway.recurring.service import RecurringSchedules
+from gateway.recurring.definitions import RECURRING_EVENTS
+from gateway.recurring.service import RecurringSchedules, RecurringStats
 from gateway.routing import selectors
 from gateway.routing.delivery import RoutedPartitions
 from gateway.routing.detector import Detector
@@ -111,6 +117,7 @@ from gateway.surfaces.rest_v2.instances.service import Instances
 from store import Store
 from store.clock import Clock, SystemClock
 from store.files import Files, OsFiles
+from timer.metrics import TimerMetrics
 from timer.service import TimerService
 
 log = logging.getLogger(__name__)
@@ -179,16 +186,20 @@ async def run(
         async with AsyncExitStack() as starting:
             for one in listeners:
                 await starting.enter_async_context(answering_not_ready(config, one, progress, tls))
-            store = await parts.enter_async_context(_opened_store(config, files, clock, progress))
-            is_only_node = own.is_only_node or (not own.etcd and keeps_metadata(store))
-            is_node = is_only_node or bool(own.etcd)
-            if not is_node:
-                check_alone(config.data, files)
-            name = own.node or (name_in(config.data, files) if is_only_node else None) or BROKER_NAME
             routes = RouteTable(TABLES[config.latency_penalties])
+            store: Store | NoStore
+            timer: TimerService | None = None
+            if own.no_store:
+                store, is_node, name = NoStore(config.store), True, own.node or BROKER_NAME
+            else:
+                store = await parts.enter_async_context(_opened_store(config, files, clock, progress))
+                is_only_node = own.is_only_node or (not own.etcd and keeps_metadata(store))
+                is_node = is_only_node or bool(own.etcd)
+                if not is_node:
+                    check_alone(config.data, files)
+                name = own.node or (name_in(config.data, files) if is_only_node else None) or BROKER_NAME
+                timer = await parts.enter_async_context(_opened_timer(config, store, routes, files, clock, own=name))
             routes.rooms[name] = config.room
-            timer = await parts.enter_async_context(_opened_timer(config, store, routes, files, clock, own=name))
-            store.pin(lambda: timer.needed_position)
             admin = LocalAdmin(store, timer, config.limits, routes, name=name, is_node=is_node)
             node: ClusterNode | None = None
             if is_node:
@@ -206,16 +217,21 @@ async def run(
                         stopping=stopping,
                     )
                 )
-            trail = Trail(config.data, files, clock, monotonic_s=time.monotonic)
+            trail = Trail(_trail_directory(config, files, parts), files, clock, monotonic_s=time.monotonic)
             parts.push_async_callback(trail.close)
-            timers: TimerService | AllTimers = timer
+            timers: TimerService | AllTimers
             if node is not None:
+                metrics = TimerMetrics() if timer is None else timer.metrics
                 timer_shards = TimerShards(
-                    node, routes, files, clock, config.timer, broker=config.cluster.timers_broker,
-                    directory=config.data, window_ms=config.store.dedup_window_ms, metrics=timer.metrics,
+                    node, routes, files if config.cluster.has_data else None, clock, config.timer,
+                    broker=config.cluster.timers_broker, directory=config.data,
+                    window_ms=config.store.dedup_window_ms, metrics=metrics,
                 )  # fmt: skip
                 parts.push_async_callback(timer_shards.close)
-                timers = AllTimers(timer, timer_shards)
+                timers = AllTimers(timer, timer_shards, metrics)
+            else:
+                assert timer is not None
+                timers = timer
             gateway, groups = build_gateway(config, store, timers, admin, clock, trail)
             await parts.enter_async_context(_opened_groups(groups, store, admin))
             if node is not None:
@@ -228,10 +244,17 @@ async def run(
                 forwarder = Forwarder(node, None if tls is None else tls.trusting())
                 parts.push_async_callback(forwarder.close)
                 gateway = replace(gateway, forwarder=forwarder)
-            recurring = build_recurring(gateway, store, admin)
-            await parts.enter_async_context(_opened_recurring(recurring, store))
+            own_recurring: RecurringSchedules | None = None
+            if isinstance(store, Store):
+                own_recurring = build_recurring(gateway, store, admin)
+                await parts.enter_async_context(_opened_recurring(own_recurring, store))
+            recurring: RecurringSchedules | AllRecurring
             if node is not None:
-                recurring_names = RecurringNames(recurring, node)
+                recurring = all_schedules = all_recurring(gateway, own_recurring, admin, node)
+                parts.push_async_callback(all_schedules.close)
+            else:
+                assert own_recurring is not None
+                recurring = own_recurring
         kafka_addresses = {name: address_of(bound) for name, bound in kafka_sockets.items()}
         gateway = replace(gateway, kafka_addresses=tuple(f"{name}://{at}" for name, at in kafka_addresses.items()))
         if auth_reloader is not None:
@@ -261,8 +284,6 @@ async def run(
         parts.enter_context(loop_watch.running())
         async with asyncio.TaskGroup() as tasks:
             running = [
-                tasks.create_task(admin.run_timer(), name="timer"),
-                tasks.create_task(store.watch(), name="store"),
                 tasks.create_task(groups.run(), name="groups"),
                 tasks.create_task(recurring.run(), name="recurring schedules"),
                 tasks.create_task(instances.run(), name="consumer instances"),
@@ -273,6 +294,11 @@ async def run(
                 tasks.create_task(readings.run(), name="disk"),
                 tasks.create_task(figures.run(), name="figures"),
             ]
+            if isinstance(store, Store) and timer is not None:
+                running += [
+                    tasks.create_task(admin.run_timer(timer), name="timer"),
+                    tasks.create_task(store.watch(), name="store"),
+                ]
             if node is not None:
                 balancer = Balancer(
                     node, routes, group_moves.give, GIVE_ERRORS, moves_per_s=config.cluster.balance_moves_per_s
@@ -280,15 +306,16 @@ async def run(
                 running += [
                     tasks.create_task(node.run(), name="cluster"),
                     tasks.create_task(group_moves.run(), name="groups of others"),
-                    tasks.create_task(recurring_names.run(), name="names of recurring schedules"),
                     tasks.create_task(group_shards.run(), name="groups on Kafka"),
                     tasks.create_task(timer_shards.run(), name="timers on Kafka"),
                     tasks.create_task(balancer.run(), name="balance"),
                     tasks.create_task(group_mirror.run(), name="groups told to Kafka"),
                 ]
+                await until_settled([group_shards, timer_shards, all_schedules], stopping)
             limiter = ConnectionLimiter(config.limits, gateway.stats, clock.now_ms)
             ssl_context = None if tls is None else tls.context
             if config.workers:
+                assert isinstance(store, Store)
                 workers = Workers(gateway, listeners, TopicFeed(admin, auth_reloader))
                 gateway.metrics.register(workers)
                 know = nothing if node is None else node.know
@@ -315,14 +342,15 @@ async def run(
                     log.info("accepting Kafka clients listener=%s address=%s", name, address)
                 log.info(
                     "accepting url=%s data=%s acks=%s file_handles=%d connections_max=%d",
-                    url, config.data, config.store.acks.name.lower(), files.handle_limit, config.limits.connections_max,
+                    url, config.data if config.cluster.has_data else "none", config.store.acks.name.lower(),
+                    files.handle_limit, config.limits.connections_max,
                 )  # fmt: skip
                 await stopping.wait()
                 gateway.leaving.set()
                 manager.stopping()
                 log.info("stopping; a second signal stops at once")
                 if node is not None:
-                    await asyncio.gather(group_shards.save(), timer_shards.save())
+                    await asyncio.gather(group_shards.save(), timer_shards.save(), all_schedules.save())
                 await asyncio.sleep(config.drain_delay_ms / 1000)
                 log.info("draining")
                 gateway.draining.set()
@@ -341,7 +369,7 @@ def _warn_of_exposure(config: GatewayConfig) -> None:
 
 def build_gateway(
     config: GatewayConfig,
-    store: Store,
+    store: Store | NoStore,
     timer: TimerService | AllTimers,
     admin: LocalAdmin,
     clock: Clock,
@@ -377,7 +405,7 @@ def build_gateway(
         selectors=selectors.load(selectors.installed()),
     )
     sources = (
-        lambda: store_metrics(store),
+        lambda: store_metrics(store) if isinstance(store, Store) else (),
         lambda: timer_metrics(timer),
         lambda: coordinator_metrics(groups),
         lambda: process_metrics(limits),
@@ -409,15 +437,40 @@ def build_gateway(
 def build_recurring(gateway: Gateway, store: Store, admin: LocalAdmin) -> RecurringSchedules:
     """The recurring schedules of one gateway over an open store, not started."""
     return RecurringSchedules(
-        gateway.config.data,
-        store.files,
         admin.broker,
+        RECURRING_EVENTS.snapshot_files(gateway.config.data, store.files),
         store,
         RoutedPartitions(admin.routes, own=admin.broker.name),
         gateway.clock,
         routing=ProducerRouting(gateway.producer, admin.routes),
         count_max=gateway.limits.recurring_max,
     )
+
+
+def all_recurring(
+    gateway: Gateway, own: RecurringSchedules | None, admin: LocalAdmin, node: ClusterNode
+) -> AllRecurring:
+    """The recurring schedules of a node: its own, if it has a store, and those on Kafka."""
+    stats = RecurringStats() if own is None else own.stats
+
+    def tenure_of(shard: Shard) -> RecurringTenure:
+        return RecurringTenure(
+            shard, node.snapshots_of, admin.routes, gateway.clock,
+            routing=ProducerRouting(gateway.producer, admin.routes),
+            count_max=gateway.limits.recurring_max, window_ms=gateway.config.store.dedup_window_ms, stats=stats,
+        )  # fmt: skip
+
+    return AllRecurring(own, node, tenure_of, stats)
+
+
+def _trail_directory(config: GatewayConfig, files: Files, parts: AsyncExitStack) -> Path | None:
+    """Where the trail is kept, locked; None: nowhere here. Raises BlockingIOError when another server keeps its there,
+    OSError."""
+    if config.audit_directory is None:
+        return config.data if config.cluster.has_data else None
+    files.make_dirs(config.audit_directory)
+    parts.callback(files.lock(config.audit_directory).close)
+    return config.audit_directory
 
 
 async def _topic_figures(figures: TopicFigures, head: Head) -> Head:
@@ -456,6 +509,7 @@ async def _opened_timer(
     partitions = RoutedPartitions(routes, own=own)
     timer = TimerService(config.timer, store, files, clock, partitions=partitions)
     await timer.start()
+    store.pin(lambda: timer.needed_position)
     try:
         yield timer
     finally:
@@ -476,8 +530,9 @@ async def _opened_recurring(recurring: RecurringSchedules, store: Store) -> Asyn
 
 
 @asynccontextmanager
-async def _opened_groups(groups: Coordinator, store: Store, admin: LocalAdmin) -> AsyncIterator[None]:
-    pin(store, lambda: groups.needed_position)  # likewise
+async def _opened_groups(groups: Coordinator, store: Store | NoStore, admin: LocalAdmin) -> AsyncIterator[None]:
+    if isinstance(store, Store):
+        pin(store, lambda: groups.needed_position)  # likewise
     await groups.start()
     admin.on_change = groups.topics_changed
     try:

@@ -5,10 +5,12 @@ An event is one JSON record of system topic `__recurring` (gateway/brokers/event
     {"event": "put", "recurring": {...}}                          it is there from now on, in place of one of its name
     {"event": "deleted", "name": "nightly"}
     {"event": "paused", "name": "nightly", "paused": true, "from_ms": 1767225600000}
-    {"event": "fired", "name": "nightly", "due_ms": 1767225600000, "missed_count": 0}
+    {"event": "fired", "name": "nightly", "due_ms": 1767225600000, "missed_count": 0, "partition": 3}
     {"event": "delivered", "name": "nightly", "count": 1, "partition": 3, "offset": 17, "dropped": false}
     {"event": "versions", "next_version": 12}                     in snapshots: versions are never used twice
     {"event": "barrier"}                                          nothing has happened
+
+`partition` of `fired` is written in shards of `__recurring` on Kafka alone (gateway/main/recurring_shards.py).
 
 `fired` is the firing and the step to the next due time in one: after it the record is *owed* to its topic, and the next
 due time is later. The delivered entry names the place of its `fired` event as its source (store/log/entry.py), as what
@@ -84,13 +86,15 @@ class Definition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     missed: Missed = "once"
 
 
-class Owed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A record that has fired and is not known to be delivered. `position` and `index`: of its `fired` event."""
+class Owed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A record that has fired and is not known to be delivered. `position` and `index`: of its `fired` event.
+    `partition`: as there."""
 
     position: int
     index: int
     due_ms: int
     missed_count: int
+    partition: int | None = None
 
     @property
     def source(self) -> Source:
@@ -145,12 +149,14 @@ class Paused(_Event, frozen=True, tag="paused"):
     from_ms: int
 
 
-class Fired(_Event, frozen=True, tag="fired"):
-    """A due time has come. `missed_count`: due times before it that get no record."""
+class Fired(_Event, frozen=True, tag="fired", omit_defaults=True):
+    """A due time has come. `missed_count`: due times before it that get no record. `partition`: the one that its record
+    goes to; None: it is chosen when the record is delivered."""
 
     name: str
     due_ms: int
     missed_count: int
+    partition: int | None = None
 
 
 class Delivered(_Event, frozen=True, tag="delivered"):
@@ -262,10 +268,10 @@ class RecurringTable:
         return Deleted(self.get(name).name)
 
     @staticmethod
-    def decide_fire(name: str, dues_ms: Sequence[int], due_count: int) -> list[Fired]:
+    def decide_fire(name: str, dues_ms: Sequence[int], due_count: int, partition: int | None = None) -> list[Fired]:
         """The events to write when `due_count` due times have come, of which the last ones get a record each."""
         missed_count = due_count - len(dues_ms)
-        return [Fired(name, due_ms, 0 if number else missed_count) for number, due_ms in enumerate(dues_ms)]
+        return [Fired(name, due_ms, 0 if number else missed_count, partition) for number, due_ms in enumerate(dues_ms)]
 
     def apply(self, event: Event, at: Source) -> None:
         """Change the table. Events of a name that is not there (its first one was lost and repaired) do nothing."""
@@ -303,13 +309,13 @@ def _changed(old: Recurring, event: Paused | Fired | Delivered, at: Source) -> R
     match event:
         case Paused(_, paused, from_ms):
             return replace(old, paused=paused, from_ms=from_ms)
-        case Fired(_, due_ms, missed_count):
+        case Fired(_, due_ms, missed_count, partition):
             return replace(
                 old,
                 from_ms=due_ms,
                 last_due_ms=due_ms,
                 missed_count=old.missed_count + missed_count,
-                owed=(*old.owed, Owed(at.position, at.record_index, due_ms, missed_count)),
+                owed=(*old.owed, Owed(at.position, at.record_index, due_ms, missed_count, partition)),
             )
         case Delivered(_, count, partition, offset, dropped):
             left = old.owed[count:]

@@ -19,16 +19,16 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import takewhile
 from typing import NamedTuple, Protocol
 
-from gateway.brokers.base import Broker
-from gateway.brokers.event_log import EventLog, RunBlocking
+from gateway.brokers.event_log import EventKind, EventLog, Log, Snapshots
 from gateway.codec.records import ProduceRecord
 from gateway.codec.tags import DELIVER_AT_HEADER, MISSED_HEADER, RECURRING_HEADER, tag_hash
 from gateway.recurring.definitions import (
     MISSED_MAX,
     RECURRING_EVENTS,
+    Barrier,
     Definition,
     Delivered,
     Event,
@@ -42,7 +42,6 @@ from gateway.recurring.rule import Rule
 from store import record_batch
 from store.clock import Clock
 from store.errors import DiskFull, Overloaded, RecordTooLarge, StoreError, StoreStopped, UnknownQueue
-from store.files import Files
 from store.light_names import LightNames
 from store.limits import MiB
 from store.record_batch import Record
@@ -109,26 +108,29 @@ class _Row(NamedTuple):
 
 
 class RecurringSchedules:
-    """The recurring schedules of one node. `start`, then `run` until cancelled, then `close`.
+    """The recurring schedules of one log. `start`, then `run` until cancelled, then `close`, or `abandon`.
 
     `routing` chooses the partition of a record, `partitions` stores it there, `sources` knows what was stored before.
+    Those that count together share `stats`. `fixes_partitions`: a record goes to the partition that was chosen when it
+    fired, also when another process delivers it again.
     """
 
     def __init__(
         self,
-        directory: Path,
-        files: Files,
-        broker: Broker,
+        event_log: Log,
+        snapshots: Snapshots,
         sources: DeliveredSources,
         partitions: Partitions,
         clock: Clock,
         *,
         routing: RecordRouting,
         count_max: int,
-        run_blocking: RunBlocking = asyncio.to_thread,
+        kind: EventKind[Event] = RECURRING_EVENTS,
+        fixes_partitions: bool = False,
+        stats: RecurringStats | None = None,
     ) -> None:
         self.table = RecurringTable()
-        self.stats = RecurringStats()
+        self.stats = stats or RecurringStats()
         self.troubles: dict[str, str] = {}
         """Why a schedule that is due does not fire, by name."""
 
@@ -143,13 +145,9 @@ class RecurringSchedules:
         self._clock = clock
         self._routing = routing
         self._count_max = count_max
+        self._fixes_partitions = fixes_partitions
         self._events: EventLog[Event] = EventLog(
-            RECURRING_EVENTS,
-            broker,
-            clock,
-            RECURRING_EVENTS.snapshot_files(directory, files, run_blocking),
-            apply=self.table.apply,
-            whole_state=self.table.snapshot,
+            kind, event_log, clock, snapshots, apply=self.table.apply, whole_state=self.table.snapshot
         )
         self._unnoted: list[Delivered] = []  # delivered, but the table does not know
         self._turn = asyncio.Lock()
@@ -192,6 +190,24 @@ class RecurringSchedules:
     async def close(self) -> None:
         """Write what waits, and save a snapshot. Call when `run` has ended."""
         await self._events.close()
+
+    def abandon(self, error: StoreError) -> None:
+        """Write nothing more: see `EventLog.abandon`."""
+        self._events.abandon(error)
+
+    @property
+    def unsaved_count(self) -> int:
+        """Events that are in no snapshot."""
+        return self._events.unsaved_count
+
+    async def save(self) -> None:
+        """Save a snapshot; see `EventLog.save`."""
+        await to_its_end(self._events.save())
+
+    async def confirm(self) -> None:
+        """Return when it is certain that the log is this process's still: something was written behind all that was.
+        Raises as `EventLog.write`."""
+        await self._events.write([Barrier()])
 
     # ------------------------------------------------------------------ changes
 
@@ -316,7 +332,8 @@ class RecurringSchedules:
             if recurring.definition.rule.cron is not None:  # gone through one by one
                 counted += due_count
             if dues_ms:
-                events += self.table.decide_fire(name, dues_ms, due_count)
+                partition = self._partition_for(recurring, dues_ms[0]) if self._fixes_partitions else None
+                events += self.table.decide_fire(name, dues_ms, due_count, partition)
         self.table.changed.update(names)  # also when nothing can be written: they are due still
         await self._write_fired(events)
         self.stats.missed_count += sum(event.missed_count for event in events)
@@ -345,6 +362,15 @@ class RecurringSchedules:
             return False
         self.troubles.pop(name, None)
         return True
+
+    def _partition_for(self, recurring: Recurring, due_ms: int) -> int | None:
+        """The partition to which the records go that fire now, the first one at a due time."""
+        definition = recurring.definition
+        try:
+            target, _ = self._routing.route(definition.topic, [definition.record.at(due_ms)])
+        except Undeliverable:  # it is dropped when it is to be delivered
+            return None
+        return target.partition
 
     async def _passed(self, recurring: Recurring, now_ms: int) -> tuple[Sequence[int], int]:
         """The due times behind `from_ms` and up to now that get a record, and how many there are in all."""
@@ -406,7 +432,7 @@ class RecurringSchedules:
             recurring = self.table.get(name)
             definition = recurring.definition
             count = max(1, min(len(recurring.owed), DELIVERED_BYTES // (1 + definition.record.size_bytes)))
-            some = recurring.owed[:count]
+            some = _of_one_partition(recurring.owed[:count])
             try:
                 target, records = self._routing.route(
                     definition.topic, [definition.record.at(owed.due_ms) for owed in some]
@@ -415,6 +441,8 @@ class RecurringSchedules:
                 log.warning("dropping records of recurring schedule=%s that are due: %s", name, error)
                 dropped[name] = len(recurring.owed)
                 continue
+            if (partition := some[0].partition) is not None:
+                target = target._replace(partition=partition)
             rows += [_Row(recurring, owed, target, record) for owed, record in zip(some, records, strict=True)]
             size_bytes += count * definition.record.size_bytes
             if size_bytes >= DELIVERED_BYTES or len(rows) >= DELIVERED_PER_STEP:
@@ -467,7 +495,7 @@ class RecurringSchedules:
     async def _save_on(self) -> None:
         while True:
             await asyncio.sleep(SNAPSHOT_INTERVAL_S)
-            await to_its_end(self._events.save())
+            await self.save()
 
 
 async def _nothing(_name: str) -> None:
@@ -488,6 +516,11 @@ async def _last_dues(rule: Rule, after_ms: int, until_ms: int, count_max: int) -
         if number % _DUES_PER_TURN == 0:
             await asyncio.sleep(0)
     return last
+
+
+def _of_one_partition(owed: Sequence[Owed]) -> Sequence[Owed]:
+    """The first ones, as long as they go to one partition."""
+    return list(takewhile(lambda one: one.partition == owed[0].partition, owed))
 
 
 def _by_target(rows: Iterable[_Row]) -> Collection[Sequence[_Row]]:

@@ -21,6 +21,10 @@ class ClusterConfig:
     """Serve a cluster's clients without being one of its nodes: a gateway without data, which passes on to the nodes
     what it is asked. Needs `cluster.etcd` and `cluster.secret_file`."""
 
+    no_store: bool = False
+    """Be a node that keeps nothing on a disk: all that it serves is on Kafka clusters. Needs `cluster.etcd`,
+    `cluster.default_broker`, `cluster.groups_broker` and `cluster.timers_broker`. See docs/kafka-broker.md."""
+
     etcd: tuple[str, ...] = ()
     """Endpoints of etcd, in which the nodes keep what they agree on: http://host:2379."""
 
@@ -84,6 +88,11 @@ class ClusterConfig:
         are. A data directory that was such a node's stays one, whatever is set."""
         return bool(self.kafka) and not self.etcd
 
+    @property
+    def has_data(self) -> bool:
+        """Whether the server has a data directory."""
+        return not (self.join or self.no_store)
+
     def __post_init__(self) -> None:
         if not 0 <= self.internal_port <= 65535:
             raise ValueError("cluster.internal_port must be between 0 and 65535")
@@ -91,6 +100,8 @@ class ClusterConfig:
             raise ValueError("cluster.balance_moves_per_s must be between 1 and 1000")
         if not 1 <= self.moves_max <= MOVES_MAX_MAX:
             raise ValueError(f"cluster.moves_max must be between 1 and {MOVES_MAX_MAX}")
+        if self.no_store:
+            self._check_no_store()
         if self.join and self.node is not None:
             raise ValueError("cluster.join and cluster.node contradict each other: a gateway is no node; choose one")
         if self.join and self.kafka:
@@ -102,7 +113,7 @@ class ClusterConfig:
                 raise ValueError(
                     f"cluster.{name} needs cluster.kafka and cluster.etcd: several nodes that share a cluster"
                 )
-        if self.is_only_node:
+        if self.is_only_node and not self.no_store:
             return
         if self.node is None and not self.join:
             if self.etcd:
@@ -118,3 +129,16 @@ class ClusterConfig:
         for url in (*self.etcd, self.internal_url, self.client_url):
             if url is not None and not url.startswith(("http://", "https://")):
                 raise ValueError(f"cluster: {url!r} is no URL such as http://host:2379")
+
+    def _check_no_store(self) -> None:
+        """Raises ValueError that names all that a node without a store needs and does not have."""
+        if self.join:
+            raise ValueError(
+                "cluster.no_store and cluster.join contradict each other: a gateway is no node; choose one"
+            )
+        needed = ("etcd", "kafka", "default_broker", "groups_broker", "timers_broker")
+        if missing := [name for name in needed if not getattr(self, name)]:
+            raise ValueError(
+                f"cluster.no_store needs {', '.join(f'cluster.{name}' for name in missing)}: all that a node without a"
+                " store serves is on Kafka clusters, and etcd says where"
+            )

@@ -51,7 +51,7 @@ WORKERS_MAX = 64
 _SHOWN_CHARS_MAX = 100
 
 NO_DATA = Path("/nonexistent")
-"""The data directory of a gateway without a store: nothing is read or written there."""
+"""The data directory of a server without a store: nothing is read or written there."""
 
 TIMER_DIRECTORY = "timer"
 """Where the timer's files are in the data directory."""
@@ -128,6 +128,10 @@ class GatewayConfig:
     consumer_instance_timeout_ms: int = 300_000
     """A REST Proxy consumer instance that is not called for so long is forgotten."""
 
+    audit_directory: Path | None = None
+    """Where the trail of admin actions is kept, in a directory `audit` there; of each server another one. Not set: in
+    the data directory. A node without one (`cluster.no_store`) prints its lines on standard output then."""
+
     log_level: str = "info"
     """debug, info, warning or error."""
 
@@ -155,6 +159,8 @@ class GatewayConfig:
             raise ConfigError(f"workers must be between 0 and {WORKERS_MAX}")
         if self.cluster.join:
             self._check_joined()
+        if not self.cluster.has_data:
+            self._check_tokens()
         if self.workers and self.cluster.kafka:
             raise ConfigError("workers: not yet on a node with a Kafka cluster as broker (cluster.kafka)")
         if not 1 <= self.partitions_default <= self.limits.partitions_max:
@@ -192,11 +198,12 @@ class GatewayConfig:
             raise ConfigError("workers: a gateway without a store has none; start several gateways instead")
         if self.kafka.is_asked_for:
             raise ConfigError("kafka: a gateway without a store has no port for Kafka clients; they connect to nodes")
+
+    def _check_tokens(self) -> None:
+        """Without a data directory there is no default for them. Raises ConfigError."""
         auth = self.auth
         if auth.enabled and auth.token_file is None and auth.jwt_issuer is None:
-            raise ConfigError(
-                "auth.token_file: a gateway without a store has to be told where the cluster's tokens are"
-            )
+            raise ConfigError("auth.token_file: a server without a store has to be told where the cluster's tokens are")
 
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
     """Where each setting that was given comes from: no setting itself."""
@@ -256,10 +263,10 @@ def build(settings: Mapping[str, object]) -> GatewayConfig:
     Raises ConfigError.
     """
     values = {name: _converted(name, value, _known(name, "setting")) for name, value in settings.items()}
-    is_joined = values.get("cluster.join") is True
-    if is_joined and "data" in values:
-        raise ConfigError("data: a gateway without a store (cluster.join) has no data directory")
-    if is_joined:
+    without = next((name for name in ("cluster.join", "cluster.no_store") if values.get(name) is True), None)
+    if without is not None and "data" in values:
+        raise ConfigError(f"data: a server without a store ({without}) has no data directory")
+    if without is not None:
         values["data"] = NO_DATA
     if "data" not in values:
         raise ConfigError("data: the data directory is not set (--data, MQ_DATA, or data in the file)")

@@ -32,8 +32,8 @@ class Server:
     def __init__(
         self, data: Path, environment: dict[str, str] | None = None, *, port: int = 0, under: Sequence[str] = ()
     ) -> None:
-        """`under`: a command that runs it. A gateway that joins (MQ_CLUSTER_JOIN) writes no data there, only its log
-        beside it."""
+        """`under`: a command that runs it. What has no store (MQ_CLUSTER_JOIN, MQ_CLUSTER_NO_STORE) writes no data
+        there, only its log beside it."""
         self._data = data
         self._port = port
         self._under = under
@@ -43,15 +43,16 @@ class Server:
 
     async def start(self) -> None:
         """Return when it accepts connections. Fails with its standard error when it does not start."""
-        given = () if self._environment.get("MQ_CLUSTER_JOIN") else ("--data", str(self._data))
         errors = (self._data.parent / "server.log").open("ab")
         environment = {name: value for name, value in os.environ.items() if not name.startswith("MQ_")}
-        environment |= self.more(self._data, self._environment)
+        environment |= {**self.more(self._data, self._environment), **self._environment}
+        has_data = environment.keys().isdisjoint(("MQ_CLUSTER_JOIN", "MQ_CLUSTER_NO_STORE"))
+        given = ("--data", str(self._data)) if has_data else ()
         self._process = await asyncio.create_subprocess_exec(
             *DIES_WITH_US, *self._under,
             sys.executable, "-m", "gateway", "serve", *given, "--port", str(self._port),
             cwd=REPOSITORY,
-            env={**environment, **self._environment},
+            env=environment,
             stdout=asyncio.subprocess.PIPE,
             stderr=errors,
         )  # fmt: skip

@@ -1,7 +1,8 @@
 """A Kafka cluster as a broker. Partition p of topic t lies in partition p of the Kafka topic of the same name (behind
-the cluster's prefix). Every tenure of an owner is a stretch of it, and has a queue key of its own here, as an embedded
-queue has: (topic id, queue id of the epoch). Where the stretch is, and whose, the partition's record says
-(gateway/cluster/record.py): this node learns it by `know`, and serves it when a move has made it the owner (`serve`).
+the cluster's prefix; `kafka_name` for names that Kafka does not take). Every tenure of an owner is a stretch of it, and
+has a queue key of its own here, as an embedded queue has: (topic id, queue id of the epoch). Where the stretch is, and
+whose, the partition's record says (gateway/cluster/record.py): this node learns it by `know`, and serves it when a move
+has made it the owner (`serve`).
 
 Batches pass as they are. What is done to them: the numbers of the tenure's producer are stamped on them when they are
 sent, and what makes them recognisable as repeats is put into a header (repeats.py); when they are read, that is taken
@@ -86,6 +87,8 @@ CLOCK_SKEW_MS = 60_000
 
 FOR_EVER_MS = -1
 """A retention of Kafka's topics."""
+
+_KAFKA_PREFIXES = {"%RETRY%": "__retry", "%DLQ%": "__dlq"}
 
 __all__ = ["FENCE_HEADER", "FOR_EVER_MS", "Fence", "KafkaBroker", "Place", "all_of", "kept_ms"]
 
@@ -202,7 +205,7 @@ class KafkaBroker:
 
     def kafka_topic(self, topic_id: int) -> str:
         """The Kafka topic in which a topic's partitions lie."""
-        return self._prefix + self._topic_of(topic_id).name
+        return self._prefix + kafka_name(self._topic_of(topic_id).name)
 
     def know(self, queue: QueueKey, place: Place, *, is_sealing: bool = False) -> None:
         """Learn where a tenure lies, of the partition's record; that a move is about to seal it, or where it ended."""
@@ -654,7 +657,7 @@ class KafkaBroker:
     async def make_topic(self, topic: str, partitions: int, retention_ms: int) -> None:
         """Have the Kafka topic of a topic of mq. Raises as `create_queue`."""
         try:
-            await self._kafka.make_topic(TopicPlan(self._prefix + topic, partitions, retention_ms))
+            await self._kafka.make_topic(TopicPlan(self._prefix + kafka_name(topic), partitions, retention_ms))
         except TopicDiffers as error:
             raise BrokerLacks(str(error)) from error
         except (Unreached, Refused) as error:
@@ -699,6 +702,17 @@ class KafkaBroker:
 
     def _unreachable(self, error: Exception) -> BrokerUnreachable:
         return BrokerUnreachable(f"broker {self._name}: {error}")
+
+
+def kafka_name(topic: str) -> str:
+    """The name in Kafka of a topic of mq, which may have a %: `%RETRY%billing` is `__retry.billing`. No two topics have
+    the same."""
+    if "%" not in topic:
+        return topic
+    prefix = next((own for own in _KAFKA_PREFIXES if topic.startswith(own)), "")
+    rest = topic.removeprefix(prefix)
+    known = _KAFKA_PREFIXES.get(prefix, "__topic")
+    return f"{known}.{rest}" if "%" not in rest else f"{known}-25.{rest.replace('-', '-2D').replace('%', '-25')}"
 
 
 def kept_ms(own: int | None, servers: int | None) -> int:

@@ -22,11 +22,19 @@ NAME = "receipt-key"
 
 def load_or_make_key(directory: Path, files: Files, *, make: Callable[[int], bytes] = token_bytes) -> bytes:
     """The key of a data directory; durable on return. Blocks. Raises OSError, Corrupt."""
-    slots = SnapshotFiles(directory, NAME, files, is_private=True)
-    saved = slots.load()
+    saved = _slots(directory, files).load()
     if saved is not None and len(saved.content) == KEY_BYTES:
         return saved.content
     key = make(KEY_BYTES)
-    slots.save(Snapshot(0, key))
+    keep_key(directory, files, key)
     log.info("receipts are signed with a new key data_dir=%s", directory)
     return key
+
+
+def keep_key(directory: Path, files: Files, key: bytes) -> None:
+    """Have a data directory keep this key; durable on return. Blocks. Raises OSError."""
+    _slots(directory, files).save(Snapshot(0, key))
+
+
+def _slots(directory: Path, files: Files) -> SnapshotFiles:
+    return SnapshotFiles(directory, NAME, files, is_private=True)

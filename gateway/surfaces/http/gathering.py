@@ -72,8 +72,8 @@ class _Nodes(NamedTuple):
 
     @property
     def names(self) -> list[str]:
-        """All, by name."""
-        return sorted(self.cluster.members)
+        """All that may have something, by name."""
+        return sorted(name for name in self.cluster.members if not self.cluster.is_gone(name))
 
     async def own(self, query: Mapping[str, str] | None = None) -> bytes:
         """What this node answers; `query`: other parameters than those of the request. Raises what the handler
@@ -90,7 +90,7 @@ class _Nodes(NamedTuple):
         """What the other nodes answer, and which of them do not. `queries`: by node, other parameters than those of the
         request."""
         at_once = asyncio.Semaphore(NODES_AT_ONCE)
-        names = [name for name in self.names if name != self.cluster.name]
+        names = [name for name in (self.names if queries is None else queries) if name != self.cluster.name]
 
         async def ask(node: str) -> bytes | None:
             url = self.request.rel_url

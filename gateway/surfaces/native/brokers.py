@@ -103,7 +103,11 @@ def _reasons(gateway: Gateway, name: str, counts: Counter[str], group_counts: Ma
     cluster = gateway.cluster
     if cluster is None or (member := cluster.members.get(name)) is None:
         return []
-    takers = [other for other, one in cluster.members.items() if cluster.is_there(other) and not one.draining]
+    takers = [
+        other
+        for other, one in cluster.members.items()
+        if cluster.is_there(other) and not one.draining and not one.storeless
+    ]
     reasons = []
     if not cluster.is_there(name):
         reasons.append("its node has not been heard of for some seconds: what is on it waits for it, or for a takeover")
@@ -145,11 +149,15 @@ async def plan_broker(gateway: Gateway, request: web.Request, _: bytes) -> web.S
     async for owner, topic, partition in _owners(gateway):
         on.setdefault(owner, []).append((topic, partition))
     takers = set()
+    members = {} if gateway.cluster is None else gateway.cluster.members
     for row in await _brokers(gateway):
-        if row.kind == "kafka":  # what is there is no node's share
+        is_storeless = (member := members.get(row.broker)) is not None and member.storeless
+        if row.kind == "kafka" or is_storeless:  # what is on a Kafka cluster is no node's share
             on.pop(row.broker, None)
+        if row.kind == "kafka":
             continue
-        if row.state in ("up", "avoided") or (row.broker == name and row.state in ("draining", "drained")):
+        is_up = row.state in ("up", "avoided") or (row.broker == name and row.state in ("draining", "drained"))
+        if is_up and not is_storeless:
             takers.add(row.broker)
         if row.broker == name:
             on.setdefault(name, [])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Mapping
 from typing import Protocol
 
 import msgspec
@@ -20,7 +21,7 @@ from gateway.auth.access import Permission
 from gateway.codec.native import parse_objects
 from gateway.codec.records import ProduceRecord, render_parts
 from gateway.errors import FORBIDDEN, RECORD_TOO_LARGE, RECURRING_NOT_FOUND, RequestError, invalid
-from gateway.recurring.definitions import Definition, Recurring, RecurringRecord, RecurringTable
+from gateway.recurring.definitions import Definition, Recurring, RecurringRecord
 from gateway.surfaces.http.answers import check_accept, json_answer
 from gateway.surfaces.http.caller import access_of
 from gateway.surfaces.http.context import Gateway
@@ -34,12 +35,31 @@ _ROWS_PER_TURN = 50
 _NOT_OF_RECURRING = ("timestamp", "delay_ms", "deliver_at", "msg_id", "schedule_key")
 
 
+class Table(Protocol):
+    """The recurring schedules that are here; `gateway.recurring.definitions.RecurringTable` is one."""
+
+    def find(self, name: str) -> Recurring | None:
+        """The one of this name, if there is one. Raises Overloaded while that is not known."""
+        ...
+
+    def names(self, *, after: str = "") -> list[str]:
+        """The names behind one, sorted."""
+        ...
+
+
 class RecurringAdmin(Protocol):
     """What clients do with recurring schedules; `gateway.recurring.service.RecurringSchedules` is one. Errors are
     StoreErrors."""
 
-    table: RecurringTable
-    troubles: dict[str, str]
+    @property
+    def table(self) -> Table:
+        """What there is."""
+        ...
+
+    @property
+    def troubles(self) -> Mapping[str, str]:
+        """Why a schedule that is due does not fire, by name."""
+        ...
 
     async def put(self, name: str, definition: Definition, paused: bool | None) -> tuple[Recurring, bool]:
         """Have one of this name; whether it is new. Durable on return."""

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import orjson
 import pytest
 
 from gateway.api import trail as trails
@@ -123,3 +124,17 @@ async def test_of_many_refusals_so_many_are_written_and_the_others_counted() -> 
     assert trail.stats.suppressed_count == 8
     assert len(found) == REFUSED_BURST_MAX + 1 + REFUSED_PER_S_MAX + 1
     assert [row["details"] for row in found if row["action"] == "trail.suppressed"] == [{"count": 7}]
+
+
+async def test_without_a_directory_lines_are_printed_and_nothing_is_kept(
+    capfdbinary: pytest.CaptureFixture[bytes],
+) -> None:
+    disk = SimDisk()
+    async with running(Trail(None, disk, FakeClock(), monotonic_s=lambda: 0.0, gather_s=0.01)) as trail:
+        await trail.recorded(act("t"))
+        trail.record(act("s", action="schedule.fire"))
+        await until(lambda: trail.stats.written_count == 2)
+        assert await rows(trail) == []
+    printed = [orjson.loads(line) for line in capfdbinary.readouterr().out.splitlines()]
+    assert [(one["object"]["topic"], one["time_ms"]) for one in printed] == [("t", START_MS), ("s", START_MS)]
+    assert disk.list(DATA) == []

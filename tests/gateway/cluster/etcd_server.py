@@ -51,6 +51,11 @@ class EtcdServer:
             tls=ssl.create_default_context(cafile=str(self._cert)),
         )
 
+    @property
+    def ca_file(self) -> Path:
+        """What its clients are to trust."""
+        return self._cert
+
     def start(self) -> None:
         client, peer = (f"http://127.0.0.1:{port}" for port in self._ports)
         client = client.replace("http", "https")

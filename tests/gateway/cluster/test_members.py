@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,9 +12,11 @@ import pytest
 
 from gateway.cluster.members import (
     BROKERS,
+    NODES,
     CannotJoin,
     Member,
     Membership,
+    NameInUse,
     check_alone,
     check_node_name,
     decode_member,
@@ -142,3 +146,41 @@ async def test_a_first_node_that_was_killed_before_its_directory_knew_joins_agai
     counted = await metadata.get(COUNTERS)
     assert counted is not None
     assert decode_counters(counted.data).topic_id == 18
+
+
+async def test_a_name_without_a_store_is_free_when_its_session_has_ended() -> None:
+    metadata = MemoryMetadata()
+    first, second = (replace(own("n1", data), storeless=True) for data in ("a", "b"))
+    assert b"storeless" not in encode_member(own("n1"))
+    assert decode_member("n1", encode_member(first)) == first
+    await join(metadata, ROOT, disk(), first, [], next_topic_id=16)
+    async with metadata.session(NODES + "n1", b"{}", ttl_ms=1):
+        with pytest.raises(NameInUse, match="another process is node n1"):
+            await join(metadata, ROOT, disk(), second, [], next_topic_id=16)
+        await join(metadata, ROOT, disk(), replace(own("n2"), storeless=True), [], next_topic_id=16)
+    assert (await join(metadata, ROOT, disk(), second, [], next_topic_id=16)).cluster == "a"
+    value = await metadata.get(BROKERS + "n1")
+    assert value is not None
+    assert decode_member("n1", value.data) == second, "with the number that it had"
+    with pytest.raises(CannotJoin, match="choose another --node"):
+        await join(metadata, ROOT, disk(), own("n1", "of a store"), [], next_topic_id=16)
+    await join(metadata, ROOT, disk(), own("n3"), [], next_topic_id=16)
+    with pytest.raises(CannotJoin, match="choose another --node"):
+        await join(metadata, ROOT, disk(), replace(own("n3", "c"), storeless=True), [], next_topic_id=16)
+
+
+async def test_a_session_that_begins_while_a_process_joins_keeps_it_out() -> None:
+    metadata = MemoryMetadata()
+    member = replace(own("n1"), storeless=True)
+    await join(metadata, ROOT, disk(), member, [], next_topic_id=16)
+    written = metadata.compare_and_set
+
+    async def late(expected: Mapping[str, int], changes: Mapping[str, bytes | None]) -> int | None:
+        await sessions.enter_async_context(metadata.session(NODES + "n1", b"{}", ttl_ms=1))
+        metadata.compare_and_set = written  # type: ignore[method-assign]
+        return await written(expected, changes)
+
+    metadata.compare_and_set = late  # type: ignore[method-assign]
+    async with AsyncExitStack() as sessions:
+        with pytest.raises(NameInUse):
+            await join(metadata, ROOT, disk(), replace(member, data="b"), [], next_topic_id=16)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,19 +16,30 @@ from gateway.brokers.kafka.attached import AttachedBroker
 from gateway.brokers.kafka.broker import KafkaBroker
 from gateway.brokers.kafka.port import TopicPlan
 from gateway.brokers.local import LocalBroker
+from gateway.brokers.none import NoBroker
 from gateway.cluster import node as nodes
 from gateway.cluster.balancer import Balancer
-from gateway.cluster.members import CLUSTER, OWNERS, encode_format, encode_session, format_in, join
+from gateway.cluster.members import (
+    CLUSTER,
+    NODES,
+    OWNERS,
+    CannotJoin,
+    encode_format,
+    encode_session,
+    format_in,
+    join,
+)
 from gateway.cluster.memory import MemoryMetadata
 from gateway.cluster.metadata import ABSENT, Changes, Listing, OtherMetadata, OutcomeUnknown, Value
 from gateway.cluster.mover import first_record, key_of
-from gateway.cluster.node import ClusterNode
+from gateway.cluster.node import ClusterNode, NameTaken
 from gateway.cluster.peer_auth import Secret
 from gateway.cluster.record import encode
-from gateway.cluster.topics import COUNTERS, Counters, TopicRecord, encode_counters, encode_topic
+from gateway.cluster.topics import COUNTERS, Counters, TopicRecord, TopicsInMemory, encode_counters, encode_topic
 from gateway.routing.table import RouteTable
 from store import Store
 from store.data_format import VERSION as DATA_VERSION
+from store.errors import BrokerLacks
 from store.topics import FIRST_USER_TOPIC_ID, Topic, TopicConfig
 from tests.clock import FakeClock
 from tests.gateway.brokers.kafka.fake import FakeKafka, new_repeats
@@ -46,12 +58,16 @@ async def joined(
     *,
     name: str = "n1",
     shared: FakeSharedKafka | None = None,
+    storeless: bool = False,
 ) -> AsyncIterator[tuple[ClusterNode, Store]]:
     """A node of a cluster, and its store; perhaps with a Kafka cluster kafka1: `kafka`, on which topics begin, or
     `shared`, in which others write."""
     files, clock, routes = disk(), FakeClock(), RouteTable()
     store = await open_store(files, clock=clock)
-    broker = LocalBroker(store, PlainTimer(store, clock), name=name, on_topic=lambda _: None, on_deleted=lambda _: None)
+    broker: LocalBroker | NoBroker = NoBroker(name)
+    if not storeless:
+        timer = PlainTimer(store, clock)
+        broker = LocalBroker(store, timer, name=name, on_topic=lambda _: None, on_deleted=lambda _: None)
     brokers: dict[str, KafkaBroker] = {}
     attached: dict[str, AttachedBroker] = {}
     if (known := kafka or shared) is not None:
@@ -63,11 +79,14 @@ async def joined(
     if shared is not None:
         attached["kafka1"] = AttachedBroker("kafka1", shared, timer=broker)
     node = ClusterNode(
-        name, metadata, broker, Secret(b"s" * 16), store, routes, clock, on_topics=lambda: None,
+        name, metadata, broker, Secret(b"s" * 16), TopicsInMemory(store.config) if storeless else store, routes, clock,
+        on_topics=lambda: None,
         kafka=brokers, attached=attached,
     )  # fmt: skip
     node.default_broker = None if kafka is None else "kafka1"
-    member = await join(metadata, ROOT, files, own(name), [], next_topic_id=FIRST_USER_TOPIC_ID)
+    member = await join(
+        metadata, ROOT, files, replace(own(name), storeless=storeless), [], next_topic_id=FIRST_USER_TOPIC_ID
+    )
     node.cluster_id = member.cluster
     await node.begin()
     try:
@@ -110,6 +129,74 @@ async def test_the_partitions_of_a_new_topic_begin_on_the_default_broker(hurry: 
             "n1": [("%RETRY%billing", 0), ("older", 0), ("older", 1), ("orders", 3)]
         }
         await node.delete_topic(topic.name)
+
+
+async def test_partitions_of_a_node_without_a_store_begin_on_kafka_and_nothing_comes_to_it(
+    hurry: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metadata, kafka = MemoryMetadata(), FakeKafka()
+    async with joined(metadata, kafka, storeless=True) as (node, _):
+        await node.create_topic("orders", 3)
+        assert places(node, "orders") == ["kafka1"] * 3
+        record = next(iter(node._follower.moved().values())).record
+        assert [(one.broker, one.start, one.end) for one in record.segments] == [("kafka1", 0, None)]
+        await node.create_topic("%RETRY%billing", 1, is_own=True)
+        assert places(node, "%RETRY%billing") == ["kafka1"]
+        assert kafka.plans["mq.__retry.billing"].partitions == 1
+        with pytest.raises(BrokerLacks, match="has no store"):
+            await node.move("orders", 0, "n1")
+        with pytest.raises(BrokerLacks, match="has no store"):
+            await node.take_over_owned(GROUPS, "g")
+        assert (node.takers(), node._present_takers()) == ([], ["n1"])
+        key = await node.shared_receipt_key()
+        assert len(key) == nodes.RECEIPT_KEY_BYTES
+        assert await node.shared_receipt_key() == key
+        assert await node.receipt_keys([b"own"]) == [key]
+    async with joined(metadata, kafka, name="n2", storeless=True) as (node, _):
+        assert (await node.shared_receipt_key(), await node.receipt_keys([])) == (key, [key])
+        async with node.in_session("mine"):
+            await node.check_own_record(own("n2").data)
+            with pytest.raises(CannotJoin, match="choose another --node"):
+                await node.check_own_record("of another process")
+            await node._see(Changes(10**6, {NODES + "n2": Value(encode_session("mine", DATA_VERSION), 10**6)}))
+            with pytest.raises(NameTaken, match="another process is node n2"):
+                await node._see(Changes(10**6, {NODES + "n2": Value(encode_session("theirs", DATA_VERSION), 10**6)}))
+
+
+async def test_a_partition_whose_home_is_gone_before_it_began_begins_elsewhere(
+    hurry: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metadata, kafka = MemoryMetadata(), FakeKafka()
+    async with joined(metadata, kafka, storeless=True) as (node, _):
+        made = kafka.make_topic
+
+        async def made_and_gone(plan: TopicPlan) -> None:
+            await made(plan)
+            kafka.is_away = True
+
+        kafka.make_topic = made_and_gone  # type: ignore[method-assign]
+        monkeypatch.setattr(nodes, "BEGIN_LOOKS", 1)
+        await node.create_topic("orders", 2)
+        kafka.is_away, kafka.make_topic = False, made  # type: ignore[method-assign]
+    async with joined(metadata, kafka, name="n2") as (node, _):
+        await node._begin_on_kafka()
+        assert places(node, "orders") == ["n1"] * 2, "it may be back"
+        await node._take_kafka(0.0)
+        monkeypatch.setattr(nodes, "TAKE_AFTER_S", 0.0)
+        node._away_since_s["n1"] = 0.0
+        await node._begin_on_kafka()
+        assert places(node, "orders") == ["kafka1"] * 2
+        await node.create_topic("bills", 2)
+        assert places(node, "bills") == ["kafka1"] * 2
+        node.default_broker = None
+        await node.create_topic("own", 4)
+        assert places(node, "own") == ["n2"] * 4, "none begins where nothing can be"
+    async with joined(metadata, kafka, name="n3", storeless=True) as (node, _):
+        assert places(node, "own") == ["n2"] * 4
+        with pytest.raises(BrokerUnreachable, match="no node with a store is there"):
+            await node.grow_topic("own", 5)
+        await node.grow_topic("bills", 3)
+        assert places(node, "bills")[2] == "kafka1"
 
 
 async def test_a_topic_whose_kafka_is_away_is_not_made_or_is_there_when_it_is_back(hurry: None) -> None:

@@ -49,6 +49,9 @@ class Nodes:
     rest_s = 0.0
     """How long senders, readers and movers rest between two requests."""
 
+    under: Sequence[str] = ()
+    """A command that runs the servers that are started from now on."""
+
     def __init__(self, directory: Path, etcd: EtcdServer, http: aiohttp.ClientSession, random: Random) -> None:
         self._directory, self._http, self._random = directory, http, random
         (directory / "secret").write_bytes(b"the secret of served nodes in tests")
@@ -76,7 +79,7 @@ class Nodes:
             "MQ_CLUSTER_NODE": name, "MQ_CLUSTER_INTERNAL_PORT": str(free_port()),
         }  # fmt: skip
         settings = {**self._settings, "MQ_ROOM": "east", **own, **more}
-        server = Server(self._directory / name / "data", settings, port=free_port())
+        server = Server(self._directory / name / "data", settings, port=free_port(), under=self.under)
         self.servers[name] = server
         await server.start()
 

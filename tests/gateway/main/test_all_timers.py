@@ -41,7 +41,7 @@ async def all_timers(*dues_ms: list[int]) -> tuple[AllTimers, FakeClock]:
         found.append(timer)
         if number:
             shards.timers[number - 1] = timer
-    return AllTimers(found[0], cast(TimerShards, shards)), clock
+    return AllTimers(found[0], cast(TimerShards, shards), found[0].metrics), clock
 
 
 DUES_MS = ([5000, 1000, 3000], [], [2000, 3000, 9000, 3000], [4000, 1000])

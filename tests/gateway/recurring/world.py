@@ -12,7 +12,7 @@ from gateway.api.producer import Producer
 from gateway.api.recurring import ProducerRouting
 from gateway.brokers.local import LocalBroker
 from gateway.main.admin import pin
-from gateway.recurring.definitions import Definition, Missed, Recurring, RecurringRecord
+from gateway.recurring.definitions import RECURRING_EVENTS, Definition, Missed, Recurring, RecurringRecord
 from gateway.recurring.rule import Rule
 from gateway.recurring.service import RecurringSchedules
 from gateway.routing.base import TopicView
@@ -71,15 +71,13 @@ class World:
             self.routes, PartitionSelector(self.routes), clock=self.clock, limits=Limits(), acks=Acks.FLUSHED
         )
         self.recurring = RecurringSchedules(
-            self.config.root,
-            self.disk,
             self.broker,
+            RECURRING_EVENTS.snapshot_files(self.config.root, self.disk, inline),
             self.store,
             RoutedPartitions(self.routes, own="b"),
             self.clock,
             routing=ProducerRouting(producer, self.routes),
             count_max=COUNT_MAX,
-            run_blocking=inline,
         )
         pin(self.store, lambda: self.recurring.needed_position)
         await self.recurring.start()

@@ -170,6 +170,32 @@ def test_a_node_needs_to_know_where_the_others_are_and_by_what_it_knows_them() -
             build(given)
 
 
+def test_a_node_without_a_store_says_what_it_lacks() -> None:
+    brokers = {f"cluster.{which}_broker": "kafka1" for which in ("default", "groups", "timers")}
+    kafka = {"cluster.kafka": ("kafka1=kafka://127.0.0.1:9092",)}
+    storeless = {**NODE, **brokers, **kafka, "cluster.no_store": True}
+    config = build(storeless)
+    assert (config.cluster.has_data, config.data.exists(), config.audit_directory) == (False, False, None)
+    assert build({**storeless, "auth.enabled": True, "auth.token_file": "tokens"}).auth.enabled
+    every = ", ".join(
+        f"cluster.{name}" for name in ("etcd", "kafka", "default_broker", "groups_broker", "timers_broker")
+    )
+    with pytest.raises(ConfigError, match=f"no_store needs {every}:"):
+        build({"cluster.no_store": True, "cluster.node": "n1"})
+    for changed, said in (
+        *(({name: None}, f"no_store needs {name}:") for name in ("cluster.etcd", "cluster.kafka", *brokers)),
+        ({"cluster.node": None}, "needs cluster.node"),
+        ({"cluster.secret_file": None}, "needs cluster.secret_file"),
+        ({"cluster.join": True}, "choose one"),
+        ({"data": Path("d")}, "data: a server without a store"),
+        ({"workers": 1}, "not yet on a node with a Kafka cluster"),
+        ({"auth.enabled": True}, "auth.token_file"),
+    ):
+        given = {name: value for name, value in {**storeless, **changed}.items() if value is not None}
+        with pytest.raises(ConfigError, match=said):
+            build(given)
+
+
 def test_a_gateway_without_a_store_has_nothing_that_needs_one() -> None:
     joined = {**NODE, "cluster.join": True}
     del joined["cluster.node"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from random import Random
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 from gateway.brokers.base import AnswerLost, BrokerUnreachable
 from gateway.brokers.kafka import broker as module
 from gateway.brokers.kafka import writer as writing
-from gateway.brokers.kafka.broker import Fence, KafkaBroker, Place
+from gateway.brokers.kafka.broker import Fence, KafkaBroker, Place, kafka_name
 from gateway.cluster.move import queue_id_for
 from store import record_batch
 from store.errors import (
@@ -409,3 +410,20 @@ async def test_owners_come_and_go_while_everything_goes_wrong(random: Random) ->
         assert len(set(found.values())) == len(found)
     for world in nodes:
         await world.broker.close()
+
+
+def test_topics_have_names_that_kafka_takes_and_no_two_the_same() -> None:
+    names = {
+        "orders": "orders",
+        "a-25b": "a-25b",
+        "a%b": "__topic-25.a-25b",
+        "%RETRY%billing": "__retry.billing",
+        "%DLQ%billing": "__dlq.billing",
+        "%RETRY%a-25b": "__retry.a-25b",
+        "%RETRY%a%b": "__retry-25.a-25b",
+        "%RETRY%a-25%": "__retry-25.a-2D25-25",
+        "%DLQ%%RETRY%g": "__dlq-25.-25RETRY-25g",
+    }
+    assert {name: kafka_name(name) for name in names} == names
+    assert len(set(names.values())) == len(names)
+    assert all(re.fullmatch(r"[a-zA-Z0-9._-]+", name) for name in names.values())

@@ -61,7 +61,9 @@ class FakeCluster:
     blocked = "partition 1 of orders cannot go to n2: it is full"
     members: Mapping[str, object] = MappingProxyType(
         {
-            name: SimpleNamespace(name=name, draining=name == "n3", balancing=name == "n2", url=f"http://{name}")
+            name: SimpleNamespace(
+                name=name, draining=name == "n3", balancing=name == "n2", url=f"http://{name}", storeless=False
+            )
             for name in ("local", "n2", "n3", "n4")
         }
     )

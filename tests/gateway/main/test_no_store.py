@@ -1,0 +1,195 @@
+"""Nodes without a store, the whole servers in this process: a Kafka cluster and the metadata in memory are all that
+outlives them.
+
+Covers gateway.main.no_store, gateway.main.shards and gateway.main.recurring_shards, with test_recurring_shards.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import orjson
+import pytest
+
+from gateway.cluster.members import CannotJoin
+from gateway.cluster.memory import MemoryMetadata
+from gateway.main import clustering
+from gateway.settings.config import GatewayConfig, build
+from store.clock import SystemClock
+from tests.gateway.brokers.kafka.fake import FakeKafka
+from tests.gateway.main.test_wiring import serving
+from tests.waiting import PATIENCE_S
+
+JSON = {"Content-Type": "application/vnd.kafka.json.v2+json"}
+
+
+class World:
+    """What nodes share."""
+
+    def __init__(self, directory: Path) -> None:
+        self.kafka, self.metadata = FakeKafka(), MemoryMetadata()
+        self.kafka.clock = SystemClock()  # type: ignore[assignment]
+        self.secret = directory / "secret"
+        self.secret.write_bytes(b"the secret of nodes in tests")
+
+    def config(self, name: str, **settings: object) -> GatewayConfig:
+        chosen = {f"cluster.{which}_broker": "kafka1" for which in ("default", "groups", "timers")}
+        return build({
+            "port": 0, "shutdown_timeout_ms": 2000, "kafka.enabled": False, "cluster.no_store": True,
+            "cluster.node": name, "cluster.etcd": ("http://127.0.0.1:1",), "cluster.secret_file": self.secret,
+            "cluster.internal_port": 0, "cluster.kafka": ("kafka1=kafka://127.0.0.1:1?prefix=mq.",), **chosen,
+            **settings,
+        })  # fmt: skip
+
+    @asynccontextmanager
+    async def node(self, name: str, **settings: object) -> AsyncIterator[aiohttp.ClientSession]:
+        async with serving(self.config(name, **settings)) as client:
+            yield client
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> World:
+    """Servers run in an empty directory."""
+    made = World(tmp_path)
+
+    @asynccontextmanager
+    async def etcd(_: object) -> AsyncIterator[MemoryMetadata]:
+        yield made.metadata
+
+    monkeypatch.setattr(clustering, "EtcdMetadata", etcd)
+    monkeypatch.setattr(clustering, "kept_fresh", lambda *_: nullcontext())
+    monkeypatch.setattr(clustering, "SharedLinks", lambda _: made.kafka)
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    monkeypatch.setenv("HOME", str(tmp_path / "empty"))
+    return made
+
+
+async def asked(client: aiohttp.ClientSession, method: str, path: str, body: object = None, **headers: str) -> Any:
+    """What is answered when somebody who tries again while a shard is being taken over has an answer."""
+    data = None if body is None else orjson.dumps(body)
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            async with client.request(method, path, data=data, headers={**JSON, **headers}) as answer:
+                found = orjson.loads(await answer.read() or b"null")
+            if answer.status != 503:
+                return answer.status, found
+            await asyncio.sleep(0.05)
+
+
+async def done(client: aiohttp.ClientSession, method: str, path: str, body: object = None, **headers: str) -> Any:
+    status, found = await asked(client, method, path, body, **headers)
+    assert status < 300, (path, found)
+    return found
+
+
+async def values_of(client: aiohttp.ClientSession, topic: str, partition: int) -> list[Any]:
+    rows = await done(client, "GET", f"/topics/{topic}/partitions/{partition}/records?offset=0&timeout=0&format=json")
+    assert [row["offset"] for row in rows] == list(range(len(rows)))
+    return [row["value"] for row in rows]
+
+
+async def received(client: aiohttp.ClientSession, count: int) -> list[dict[str, Any]]:
+    wanted = {"topics": ["orders"], "start": "earliest", "max_messages": count, "wait_ms": 1000}
+    found: list[dict[str, Any]] = []
+    async with asyncio.timeout(PATIENCE_S):
+        while len(found) < count:
+            more = (await done(client, "POST", "/mq/v1/groups/g/messages:receive", wanted))["messages"]
+            found += more
+            wanted["max_messages"] = count - len(found)
+    return found
+
+
+async def settled(client: aiohttp.ClientSession, verb: str, messages: list[dict[str, Any]], **more: object) -> None:
+    body = {"receipts": [one["receipt"] for one in messages], **more}
+    answer = await done(client, "POST", f"/mq/v1/groups/g/messages:{verb}", body)
+    assert all(one["ok"] for one in answer["results"]), answer
+
+
+async def test_one_node_goes_on_where_another_one_was(world: World, tmp_path: Path) -> None:
+    body = {"records": [{"key": f"k{number}", "value": number} for number in range(8)]}
+    once = {"Idempotency-Key": "once"}
+    async with world.node("n1") as client:
+        await done(client, "PUT", "/mq/v1/topics/orders", {"partitions": 2})
+        first = await done(client, "POST", "/topics/orders", body, **once)
+        await done(client, "PATCH", "/mq/v1/groups/g", {"max_attempts": 2, "retry_through_timer_ms": 0})
+        taken = await received(client, 5)
+        await settled(client, "ack", taken[:2])
+        await settled(client, "nack", taken[2:3], delay_ms=1500)
+        delayed = {"records": [{"value": "later", "partition": 0, "delay_ms": 1500}]}
+        told = (await done(client, "POST", "/topics/orders", delayed))["offsets"][0]
+        repeated = {"topic": "ticks", "record": {"value": "tick"}, "every_ms": 1000}
+        await done(client, "PUT", "/mq/v1/topics/ticks", {"partitions": 3})
+        await done(client, "PUT", "/mq/v1/recurring/clock", repeated)
+    async with world.node("n2") as client:
+        again = await done(client, "POST", "/topics/orders", body, **once)
+        assert [one["offset"] for one in again["offsets"]] == [one["offset"] for one in first["offsets"]]
+        assert all(one["duplicate"] for one in again["offsets"]), "ids of sends"
+        await settled(client, "ack", taken[3:4])
+        await settled(client, "nack", taken[4:], delay_ms=0)
+        rest = await received(client, 6)  # what was not handed out, "later", and both retries
+        values = Counter(one["value"] for one in rest)
+        expected = Counter([*range(8), "later"]) - Counter([one["value"] for one in taken[:2] + taken[3:4]])
+        assert values == expected
+        attempts = {one["value"]: one["delivery_attempt"] for one in rest}
+        assert {attempts[one["value"]] for one in (taken[2], taken[4])} == {2}
+        retried = [one for one in rest if one["delivery_attempt"] == 2]
+        await settled(client, "nack", retried)
+        await settled(client, "ack", [one for one in rest if one["delivery_attempt"] == 1])
+        letters = await done(client, "GET", "/mq/v1/groups/g/dlq?limit=10")
+        assert letters, "dead letters"
+        status, _ = await asked(client, "DELETE", f"/mq/v1/schedules/{told['schedule_id']}")
+        assert status in (404, 409), "delivered"
+        rows = (await done(client, "GET", "/mq/v1/recurring"))["recurring"]
+        assert [row["name"] for row in rows] == ["clock"]
+        async with asyncio.timeout(PATIENCE_S):
+            ticks: list[Any] = []
+            while len(ticks) < 3:
+                ticks = [value for partition in range(3) for value in await values_of(client, "ticks", partition)]
+        assert set(ticks) == {"tick"}
+        status, refused = await asked(client, "POST", "/mq/v1/topics/orders/partitions/0/move", {"to": "n2"})
+        assert (status, refused["error_code"]) == (409, 40964)
+        assert "no store" in refused["message"]
+    assert list((tmp_path / "empty").iterdir()) == []
+    assert {name for name, _ in world.kafka.logs} == {
+        "mq.orders", "mq.ticks", "mq.__retry.g", "mq.__dlq.g", "mq.__timer", "mq.__offsets", "mq.__recurring",
+    }  # fmt: skip
+
+
+async def test_partitions_begin_on_all_nodes_and_those_of_one_that_is_gone_elsewhere(world: World) -> None:
+    async with world.node("n1") as client:
+        async with world.node("n2"), world.node("n3"):
+            await done(client, "PUT", "/mq/v1/topics/orders", {"partitions": 6})
+            for partition in range(6):
+                await done(
+                    client, "POST", f"/topics/orders/partitions/{partition}", {"records": [{"value": partition}]}
+                )
+            routes = (await done(client, "GET", "/mq/v1/topics/orders/routes"))["partitions"]
+            owners = Counter(one["owner"] for one in routes)
+            assert owners.keys() == {"kafka1", "n2", "n3"}, "the asked node is the broker for what it owns itself"
+        async with asyncio.timeout(PATIENCE_S):
+            for partition in range(6):
+                while await values_of(client, "orders", partition) != [partition]:  # noqa: ASYNC110
+                    await asyncio.sleep(0.1)
+        rows = {row["broker"]: row["state"] for row in (await done(client, "GET", "/mq/v1/brokers"))["brokers"]}
+        assert rows == {"kafka1": "up", "n1": "up", "n2": "offline", "n3": "offline"}
+        await done(client, "PUT", "/mq/v1/topics/more", {"partitions": 4})
+        await done(client, "POST", "/topics/more", {"records": [{"value": 1}]})
+
+
+async def test_a_name_is_taken_by_one_process_at_a_time(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clustering, "NAME_WAIT_S", 0.5)
+    async with world.node("n1") as client:
+        await done(client, "PUT", "/mq/v1/topics/orders", {"partitions": 1})
+        with pytest.raises(CannotJoin, match="another process is node n1"):
+            async with world.node("n1"):
+                pass
+        await done(client, "POST", "/topics/orders", {"records": [{"value": 1}]})
+    async with world.node("n1") as client:
+        assert await values_of(client, "orders", 0) == [1]
