@@ -178,6 +178,14 @@ class Append:
     light: LightNames | None = None
     is_given: bool = False
 
+    def identified(self, identity: Identity) -> Append:
+        """A copy with this identity; `replace` takes twice as long."""
+        made = object.__new__(Append)
+        for name in Append.__slots__:
+            setattr(made, name, getattr(self, name))
+        made.identity = identity
+        return made
+
 
 class Appended(NamedTuple):
     """The answer to an append: where it is, when it was stored, and the level of durability reached."""

@@ -6,8 +6,8 @@
     response  i32 size | i32 correlation id | a byte 0, when the version is flexible (never for ApiVersions) | the
               message
 
-A size is believed only up to a bound, and memory is taken for little more than what has come: a large frame is read to
-where it stays, into a buffer of at most ROOM_FACTOR times the bytes that are there.
+A size is believed only up to a bound, and memory is taken only for bytes that have come. A large frame is read to where
+it stays: addresses are taken for at most ROOM_FACTOR times the bytes that are there, memory as they are filled.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import NamedTuple
 from gateway.surfaces.kafka.apis import API_VERSIONS, APIS
 from gateway.surfaces.kafka.schema import Malformed, Reader
 from store.limits import KiB
+from store.unset import unset
 
 _SIZE = struct.Struct(">i")
-_SHORT = struct.Struct(">h")
-_REQUEST = struct.Struct(">hhi")
+_REQUEST = struct.Struct(">hhih")
 _RESPONSE = struct.Struct(">ii")
 
-REQUEST_BYTES_MIN = _REQUEST.size + _SHORT.size
+REQUEST_BYTES_MIN = _REQUEST.size
 
 
 SMALL_BYTES = 1 * KiB
@@ -33,8 +33,8 @@ SMALL_BYTES = 1 * KiB
 LARGE_BYTES = 64 * KiB
 """A frame from this size on has a buffer of its own, once so much of it is there."""
 
-ROOM_FACTOR = 4
-READ_BYTES = 256 * KiB
+ROOM_FACTOR = 16
+READ_BYTES = 128 * KiB
 """What is read at a time at most."""
 
 
@@ -152,7 +152,7 @@ class Frames:
 
     def _enlarge(self, here: bytes | bytearray) -> None:
         """Have room for more of a frame, behind what is here of it."""
-        self._large = bytearray(min(self._need, ROOM_FACTOR * self._have))
+        self._large = unset(min(self._need, ROOM_FACTOR * self._have))
         self._large[: self._have] = here
         self._parts = []
 
@@ -172,18 +172,24 @@ class Header(NamedTuple):
 
 def read_header(frame: memoryview) -> Header:
     """The header of a request. Raises Malformed for one that is cut short, or of a request that is not served."""
-    reader = Reader(frame)
-    key, version, correlation_id = _REQUEST.unpack(reader.take(_REQUEST.size))
+    if len(frame) < REQUEST_BYTES_MIN:
+        raise Malformed(f"a request of {len(frame)} bytes")
+    key, version, correlation_id, length = _REQUEST.unpack_from(frame)
+    at = _REQUEST.size
+    if length > len(frame) - at:
+        raise Malformed(f"a client id of {length} bytes at byte {at} of {len(frame)}")
+    client_id = "" if length < 0 else str(frame[at : at + length], "utf-8", "replace")
+    at += max(0, length)
     api = APIS.get(key)
-    length = reader.unpack(_SHORT)
-    client_id = "" if length < 0 else reader.take(length).decode("utf-8", "replace")
     if api is None:
         raise Malformed(f"request {key} is not served")
     if key != API_VERSIONS and not api.min_version <= version <= api.max_version:
         raise Malformed(f"{api.name} version {version}; {api.min_version} to {api.max_version} are served")
     if version >= api.flexible:
+        reader = Reader(frame, at)
         reader.skip_tags()
-    return Header(key, version, correlation_id, client_id, reader.at)
+        at = reader.at
+    return Header(key, version, correlation_id, client_id, at)
 
 
 def response_head(header: Header, body_bytes: int) -> bytes:

@@ -24,7 +24,7 @@ from gateway.surfaces.kafka.connection import (
     UNKNOWN_FRAME_BYTES_MAX,
     KafkaConnection,
 )
-from gateway.surfaces.kafka.frames import LARGE_BYTES, REQUEST_BYTES_MIN, ROOM_FACTOR, Header
+from gateway.surfaces.kafka.frames import LARGE_BYTES, REQUEST_BYTES_MIN, Header
 from gateway.surfaces.kafka.session import Session
 from store.types import Buffer
 
@@ -159,7 +159,7 @@ def test_what_a_turn_reads_is_bounded_over_all_connections() -> None:
 def test_a_large_request_is_read_to_where_it_stays() -> None:
     node = Node()
     connection, _ = node.connect()
-    stream, at = _produce(ROOM_FACTOR * LARGE_BYTES) + _produce(), 0
+    stream, at = _produce(4 * LARGE_BYTES) + _produce(), 0
     buffers: list[object] = []
     while at < len(stream):
         buffer = connection.get_buffer(-1)
