@@ -931,11 +931,12 @@ class Producer:
         is_numbered: bool,
         checked: tuple[int, Sequence[int]] | None = None,
         is_short: bool = False,
+        is_given: bool = False,
     ) -> Begun:
         """Begin to send one raw batch to a partition, or to the topic's next; `finish_batch` takes the broker's answer.
         With `is_numbered` a repeat of a batch that an idempotent producer has numbered stores nothing twice. `checked`:
         what `checked` gave for the batch, which else is checked here and now; with `is_short` only if that takes one
-        step. Raises as `produce_batches`, SequenceGone, TooLong; nothing was stored then."""
+        step. `is_given`: see `Append`. Raises as `produce_batches`, SequenceGone, TooLong; nothing was stored then."""
         view = self._routes.topic(topic)
         if partition is not None:
             _check_partition(view, partition)
@@ -951,6 +952,7 @@ class Producer:
             record_count=count,
             tag_hashes=tag_hashes,
             identity=_identity_of_numbered(batch, count) if is_numbered else None,
+            is_given=is_given,
         )
         started_s = perf_counter()
         outcome = route.broker.begin_append((append,), acks=self._acks if acks is None else acks)

@@ -19,13 +19,14 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import NamedTuple
 
-from gateway.api.turns import few_a_turn
+from gateway.api.turns import ITEMS_PER_TURN
 from gateway.brokers.base import BrokerUnreachable
 from gateway.errors import EPOCH_CHANGED, OFFSET_OUT_OF_RANGE, RequestError, invalid
 from gateway.routing.base import Routes, TopicView, UnknownPartition
 from gateway.routing.patience import patiently
 from gateway.routing.reading import PartitionReader
 from gateway.routing.tail_watcher import TailWatcher, Wake
+from store.turns import others_turn
 from store.types import OFFSET_MAX, Boundary, Bounds, Entry, ReadStatus
 
 
@@ -95,7 +96,10 @@ class Consumer:
         many, a few are watched in each turn of the event loop: an end that is not known is asked for by a task."""
         call_offs: list[Callable[[], None]] = []
         try:
-            async for tail in few_a_turn(tails):
+            is_long = len(tails) > ITEMS_PER_TURN
+            for number, tail in enumerate(tails):
+                if is_long and number % ITEMS_PER_TURN == 0:
+                    await others_turn()
                 call_offs.append(self.watch(*tail, wake))
             yield
         finally:

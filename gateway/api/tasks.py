@@ -124,12 +124,22 @@ class Tasks:
 @contextmanager
 def when_set(event: asyncio.Event, call: Callable[[], object]) -> Iterator[None]:
     """Within the block, call something as soon as the event is set."""
-    waiting = asyncio.ensure_future(event.wait())
-    waiting.add_done_callback(lambda task: None if task.cancelled() else call())
+    is_within = True
+
+    def tell(_: object = None) -> None:
+        if is_within:
+            call()
+
+    waiting = event.wait()  # goes as far as the future that it waits for: a task for it would be two turns of the loop
+    try:
+        waiting.send(None).add_done_callback(tell)
+    except StopIteration:
+        asyncio.get_running_loop().call_soon(tell)
     try:
         yield
     finally:
-        waiting.cancel()
+        is_within = False
+        waiting.close()
 
 
 async def is_set_within(event: asyncio.Event, timeout_s: float | None) -> bool:

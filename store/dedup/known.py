@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
 from store.dedup.ids import DedupIndex
 from store.dedup.moved import MovedIds
@@ -62,7 +61,9 @@ class KnownSends:
         if (sequences := self._producers_in_flight.get((producer_id, append.queue))) is not None:
             newest = max(sequences) if newest is None else max(newest, *sequences)
         producer = ProducerSequence(producer_id, batch_number(identity.numbers, newest))
-        return replace(append, identity=replace(identity, producer=producer, numbers=None))
+        return append.identified(
+            Identity(message_ids=identity.message_ids, request=identity.request, producer=producer)
+        )
 
     def in_flight(self, appends: Sequence[Append]) -> set[Waiter]:
         """The calls under way that must be answered before it can be said whether these batches are known."""
@@ -98,7 +99,8 @@ class KnownSends:
             originals.append(found)
         if any(originals):
             raise AlreadyStored(originals)
-        self._index.check_room(id_count + len(self._ids_in_flight) + len(self._moved), now_ms)
+        if id_count:
+            self._index.check_room(id_count + len(self._ids_in_flight) + len(self._moved), now_ms)
         for append in appends:
             if append.identity is not None and append.identity.producer is not None:
                 self._producers.check_room(append.queue, append.identity.producer, now_ms)

@@ -107,9 +107,10 @@ class ProducerTable:
 
         Raises SequenceGone for a number that was passed over.
         """
-        sent = self._alive(producer.producer_id, queue, now_ms)
-        if not sent or producer.sequence > sent[-1].sequence:
+        last = self._last_alive(producer.producer_id, queue, now_ms)
+        if last is None or producer.sequence > last.sequence:
             return None
+        sent = self._all((producer.producer_id, queue))
         for kept in sent:
             if kept.sequence == producer.sequence:
                 if kept.base_offset < 0:
@@ -124,12 +125,17 @@ class ProducerTable:
 
     def newest(self, queue: QueueKey, producer_id: bytes, now_ms: int) -> int | None:
         """The highest number of a stored batch; None when none is known."""
-        sent = self._alive(producer_id, queue, now_ms)
-        return sent[-1].sequence if sent else None
+        last = self._last_alive(producer_id, queue, now_ms)
+        return None if last is None else last.sequence
 
-    def _alive(self, producer_id: bytes, queue: QueueKey, now_ms: int) -> tuple[Sent, ...]:
-        sent = self._all((producer_id, queue))
-        return sent if sent and now_ms - sent[-1].store_time_ms <= self._expiry_ms else ()
+    def _last_alive(self, producer_id: bytes, queue: QueueKey, now_ms: int) -> Sent | None:
+        last = self._last((producer_id, queue))
+        return last if last is not None and now_ms - last.store_time_ms <= self._expiry_ms else None
+
+    def _last(self, key: _Key) -> Sent | None:
+        """The last of `_all`."""
+        newer = self._recent.get(key) or self._sent.get(key)
+        return newer[-1] if newer else None
 
     def _all(self, key: _Key) -> tuple[Sent, ...]:
         sent = self._sent.get(key, ())
@@ -159,10 +165,9 @@ class ProducerTable:
     def add(self, queue: QueueKey, producer_id: bytes, new: Sent, *, is_durable: bool) -> None:
         """Remember a stored batch. `is_durable`: no power cut takes it."""
         key = (producer_id, queue)
-        last = self._all(key)[-1:]
+        last = self._last(key)
         sent = self._sent.pop(key, ())
-        is_expired = bool(last) and new.store_time_ms - last[0].store_time_ms > self._expiry_ms
-        if not last or is_expired or new.sequence > last[0].sequence:
+        if last is None or new.store_time_ms - last.store_time_ms > self._expiry_ms or new.sequence > last.sequence:
             if is_durable and key not in self._recent:
                 sent = self._followed(sent, (new,))
             else:

@@ -69,6 +69,9 @@ COPIED_BYTES_MAX = 4 * KiB
 """Batches up to this size are kept in memory as bytes of their own, larger ones as a view of what was written: a view
 is two more objects for the garbage collector to look at, and takes as much memory as a small batch."""
 
+GIVEN_SHARE = 2
+"""A view that was given is kept as it is if it is one of so many parts of its memory, or more of it: what is kept is
+counted by what is in the view."""
 
 OWN_TOPIC_IDS = frozenset((META.topic_id, OFFSETS.topic_id, RECURRING.topic_id, CLUSTER.topic_id))
 """System topics whose entries are small and free space in the end; those of `__timer` are sends."""
@@ -480,7 +483,7 @@ class Writer:
                 position = position_for + size
                 if append.delays or append.sources:
                     append = pack_rows(append)
-                pieces, batch = _with_base_offset(append.batch, base_offset)
+                pieces, batch = _with_base_offset(append, base_offset)
                 buffers += encode_entry(
                     append,
                     *pieces,
@@ -583,16 +586,22 @@ class _Written(NamedTuple):
     batch: bytes | memoryview | None
 
 
-def _with_base_offset(batch: Buffer, base_offset: int) -> tuple[Sequence[Buffer], bytes | memoryview | None]:
+def _with_base_offset(append: Append, base_offset: int) -> tuple[Sequence[Buffer], bytes | memoryview | None]:
     """What to write of a batch, and what to keep of it; None where that is a copy with no need to be made before the
     write: the bytes never change."""
+    batch = append.batch
     if len(batch) <= COPIED_BYTES_MAX:
         if isinstance(batch, bytearray):
             copy = bytes(with_base_offset(batch, base_offset))
         else:
             copy = b"".join((rebased_head(batch, base_offset), memoryview(batch)[REBASED_BYTES:]))
         return (copy,), copy
-    if isinstance(batch.obj if isinstance(batch, memoryview) else batch, bytes):
+    whole = batch.obj if isinstance(batch, memoryview) else batch
+    if isinstance(whole, bytearray) and append.is_given and GIVEN_SHARE * len(batch) >= len(whole):
+        view = memoryview(batch)
+        view[:REBASED_BYTES] = rebased_head(batch, base_offset)
+        return (view,), view
+    if isinstance(whole, bytes):
         return (rebased_head(batch, base_offset), memoryview(batch)[REBASED_BYTES:]), None
     patched = with_base_offset(batch, base_offset)
     return (patched,), memoryview(patched)

@@ -14,7 +14,7 @@ from aiokafka.record import util
 
 from loadtest.slowness import slowness
 from store import record_batch
-from store.alike import RUN_COUNT_MIN, _offsets, are_alike
+from store.alike import RUN_COUNT_MIN, VIEWED_BYTES, _offsets, are_alike
 from store.errors import IllegalRecord, MalformedBatch, RecordTooLarge
 from store.limits import BATCH_RECORDS_MAX, KEY_BYTES_MAX
 from store.record_batch import Record, encode
@@ -42,6 +42,7 @@ def _decodes(batch: bytearray) -> bool:
 def test_records_of_one_size_are_alike(count: int, key: bytes | None, value: bytes | None) -> None:
     assert are_alike(_batch(count, key=key, value=value), count)
     assert are_alike(memoryview(_batch(count, key=key, value=value, step_ms=1)), count)
+    assert are_alike(memoryview(_batch(count, key=key, value=bytes(VIEWED_BYTES), step_ms=1)), count)
 
 
 def test_offsets_are_those_of_varints_up_to_the_most_records_of_a_batch() -> None:
@@ -96,8 +97,8 @@ def test_whatever_passes_decodes(seed: int) -> None:
     passed = 0
     for _ in range(100):
         count = rng.choice((40, 70, 130))
-        batch = _batch(count, key=rng.choice((None, b"k")), value=rng.choice((None, b"v" * rng.randrange(200))),
-                       step_ms=rng.choice((0, 1, 100)))  # fmt: skip
+        value = rng.choice((None, b"v" * rng.randrange(2 * VIEWED_BYTES)))
+        batch = _batch(count, key=rng.choice((None, b"k")), value=value, step_ms=rng.choice((0, 1, 100)))
         size = (len(batch) - 61) // count
         for _ in range(rng.randint(1, 3)):
             at = 61 + rng.randrange(len(batch) - 61)
@@ -106,7 +107,9 @@ def test_whatever_passes_decodes(seed: int) -> None:
                 batch[place] = new
         if rng.random() < 0.2:
             del batch[rng.randrange(62, len(batch)) :]
-        if are_alike(batch, count):
+        is_alike = are_alike(batch, count)
+        assert are_alike(memoryview(batch), count) is is_alike
+        if is_alike:
             passed += 1
             assert _decodes(batch)
     assert passed > 5

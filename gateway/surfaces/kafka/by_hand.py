@@ -8,14 +8,10 @@ In flexible versions lengths and counts are compact, and each struct ends with t
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
 
 from gateway.surfaces.kafka.schema import Malformed, Reader, write_varint
-from store.types import Buffer
 
 _I16, _I32 = struct.Struct(">h"), struct.Struct(">i")
-_Partition = TypeVar("_Partition")
 
 
 def length(reader: Reader, form: struct.Struct, flexible: bool) -> int:
@@ -56,33 +52,3 @@ def write_count(out: bytearray, value: int, flexible: bool) -> None:
         write_varint(out, value + 1)
     else:
         out += _I32.pack(value)
-
-
-def write_topics(
-    out: bytearray,
-    topics: Sequence[tuple[str, Sequence[_Partition]]],
-    write: Callable[[bytearray, _Partition], Sequence[Buffer]],
-    flexible: bool,
-    *,
-    end: bytes = b"",
-) -> Iterator[Buffer]:
-    """The rest of a message behind what `out` has: its topics, then `end`; as buffers in order. `write` appends the
-    fields of a partition; what it returns follows them, as it is."""
-    write_count(out, len(topics), flexible)
-    for name, partitions in topics:
-        write_text(out, name, flexible)
-        write_count(out, len(partitions), flexible)
-        for one in partitions:
-            views = write(out, one)
-            if views:
-                yield out
-                yield from views
-                out = bytearray()
-            if flexible:
-                out.append(0)
-        if flexible:
-            out.append(0)
-    out += end
-    if flexible:
-        out.append(0)
-    yield out

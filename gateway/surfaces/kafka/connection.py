@@ -27,7 +27,7 @@ from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.read_turns import ReadTurns
 from gateway.surfaces.http.write_watchdog import WriteWatchdog
 from gateway.surfaces.kafka.apis import API_VERSIONS, APIS, PRODUCE, SASL_AUTHENTICATE, SASL_HANDSHAKE
-from gateway.surfaces.kafka.frames import Frames, Header, read_header, response_head
+from gateway.surfaces.kafka.frames import READ_BYTES, Frames, Header, read_header, response_head
 from gateway.surfaces.kafka.schema import Malformed
 from gateway.surfaces.kafka.session import Session
 from store.limits import KiB
@@ -43,6 +43,9 @@ UNKNOWN_FRAME_BYTES_MAX = 64 * KiB
 
 AUTHENTICATION_TIMEOUT_S = 10.0
 MALFORMED_LOG_INTERVAL_S = 60.0
+_READ = memoryview(bytearray(READ_BYTES))
+"""What is read and not the rest of a large frame: copied from here before anything else is read."""
+
 _BEFORE_ACCESS = frozenset((API_VERSIONS, SASL_HANDSHAKE, SASL_AUTHENTICATE))
 
 
@@ -85,7 +88,7 @@ class Served(Protocol):
         ...
 
 
-class KafkaConnection(asyncio.Protocol):
+class KafkaConnection(asyncio.BufferedProtocol):
     """asyncio's protocol of one connection."""
 
     def __init__(
@@ -232,26 +235,44 @@ class KafkaConnection(asyncio.Protocol):
 
     # ------------------------------------------------------------------------------------------- requests
 
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """See asyncio.BufferedProtocol."""
+        return self._frames.room or _READ
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """See asyncio.BufferedProtocol."""
+        if self._frames.room is None:
+            self.data_received(bytes(_READ[:nbytes]))
+        else:
+            self._came(nbytes, None)
+
     def data_received(self, data: bytes) -> None:
-        """See asyncio.Protocol."""
+        """Take in what has come."""
+        self._came(len(data), data)
+
+    def _came(self, size: int, data: bytes | None) -> None:
+        """So many bytes; None: they are where `Frames.room` is."""
         if self._is_closing:
             return
         now_s = self._heard_s = monotonic()
         if self._frames.is_between and self._session is not None and self._session.is_known:
             self._began_s = now_s
         stats = self._gateway.stats
-        self._held_bytes += len(data)
-        stats.receiving_bytes += len(data)
+        self._held_bytes += size
+        stats.receiving_bytes += size
         if stats.receiving_bytes > self._gateway.limits.receiving_bytes_max:
             stats.body_refused_count += 1
             self._refuse("too many bytes are being received")
             return
-        self._frames.feed(data)
+        if data is None:
+            self._frames.came(size)
+        else:
+            self._frames.feed(data)
         if self._frames.has_one:
             if self._session is not None and self._session.is_known:
                 self._began_s = now_s  # of the next request, if some of it is here
             self._pump()
-        self._read_turns.took(self, len(data))
+        self._read_turns.took(self, size)
 
     def eof_received(self) -> None:
         """See asyncio.Protocol."""

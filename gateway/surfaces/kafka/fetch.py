@@ -17,7 +17,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from gateway.surfaces.kafka.by_hand import count, text, write_count, write_topics
+from gateway.surfaces.kafka.by_hand import count, text, write_count, write_text
 from gateway.surfaces.kafka.schema import Reader
 from store.types import Buffer
 
@@ -97,19 +97,29 @@ def write_fetched(
 ) -> Iterator[Buffer]:
     """The response's message as buffers in order, the batches among them as they are."""
     flexible = version >= FLEXIBLE
-    head = bytearray(_I32.pack(0))
+    out = bytearray(_I32.pack(0))
     if version >= _SESSION_FROM:
-        head += _ERROR_AND_SESSION.pack(error_code, 0)
-
-    def write(out: bytearray, one: PartitionBatches) -> Sequence[Buffer]:
-        partition, partition_error, end, start, batches = one
-        out += _PARTITION.pack(partition, partition_error, end, end)
-        if version >= _LOG_START_FROM:
-            out += _I64.pack(start)
-        write_count(out, 0, flexible)  # aborted transactions
-        if version >= _REPLICA_FROM:
-            out += _I32.pack(-1)
-        write_count(out, sum(map(len, batches)), flexible)  # of bytes
-        return batches
-
-    return write_topics(head, topics, write, flexible)
+        out += _ERROR_AND_SESSION.pack(error_code, 0)
+    write_count(out, len(topics), flexible)
+    for name, partitions in topics:
+        write_text(out, name, flexible)
+        write_count(out, len(partitions), flexible)
+        for partition, partition_error, end, start, batches in partitions:
+            out += _PARTITION.pack(partition, partition_error, end, end)
+            if version >= _LOG_START_FROM:
+                out += _I64.pack(start)
+            write_count(out, 0, flexible)  # aborted transactions
+            if version >= _REPLICA_FROM:
+                out += _I32.pack(-1)
+            write_count(out, sum(map(len, batches)), flexible)  # of bytes
+            if batches:
+                yield out
+                yield from batches
+                out = bytearray()
+            if flexible:
+                out.append(0)
+        if flexible:
+            out.append(0)
+    if flexible:
+        out.append(0)
+    yield out

@@ -6,7 +6,8 @@
     response  i32 size | i32 correlation id | a byte 0, when the version is flexible (never for ApiVersions) | the
               message
 
-A size is believed only up to a bound, and memory is taken only for bytes that have come.
+A size is believed only up to a bound, and memory is taken only for bytes that have come. A large frame is read to where
+it stays: addresses are taken for at most ROOM_FACTOR times the bytes that are there, memory as they are filled.
 """
 
 from __future__ import annotations
@@ -17,33 +18,42 @@ from typing import NamedTuple
 from gateway.surfaces.kafka.apis import API_VERSIONS, APIS
 from gateway.surfaces.kafka.schema import Malformed, Reader
 from store.limits import KiB
+from store.unset import unset
 
 _SIZE = struct.Struct(">i")
-_SHORT = struct.Struct(">h")
-_REQUEST = struct.Struct(">hhi")
+_REQUEST = struct.Struct(">hhih")
 _RESPONSE = struct.Struct(">ii")
 
-REQUEST_BYTES_MIN = _REQUEST.size + _SHORT.size
+REQUEST_BYTES_MIN = _REQUEST.size
 
 
 SMALL_BYTES = 1 * KiB
 """Pieces of a frame below this size are put together as they come: each by itself would take many times its bytes."""
+
+LARGE_BYTES = 64 * KiB
+"""A frame from this size on has a buffer of its own, once so much of it is there."""
+
+ROOM_FACTOR = 16
+READ_BYTES = 128 * KiB
+"""What is read at a time at most."""
 
 
 class Frames:
     """Cuts what arrives into frames of at most `bytes_max`, which may change. What waits is kept as it came, and cut
     frame by frame: a view of a small frame takes ten times its bytes.
 
-    Either `_data` has at `_at` a whole frame, or a size that is none; or it is empty, and `_parts` has what there is.
+    Either `_data` has at `_at` a whole frame, or a size that is none; or it is empty, and `_parts` has what there is,
+    or the first `_have` bytes of `_large`.
     """
 
-    __slots__ = ("_at", "_data", "_have", "_need", "_parts", "_view", "bytes_max")
+    __slots__ = ("_at", "_data", "_have", "_large", "_need", "_parts", "_view", "bytes_max")
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
-        self._data = b""
+        self._data: bytes | bytearray = b""
         self._view = memoryview(b"")
         self._at = 0
+        self._large = bytearray()
         self._parts: list[bytes | bytearray] = []  # of a frame that is not whole, its size first
         self._have = 0
         self._need = 0  # bytes of that frame, its size included
@@ -61,19 +71,38 @@ class Frames:
     def clear(self) -> None:
         """Forget what has come: it will not be read."""
         self._set(b"")
-        self._parts, self._have = [], 0
+        self._let_go()
+
+    @property
+    def room(self) -> memoryview | None:
+        """Where what comes next of a large frame is to be read to, to be told to `came`; None: it is to be fed."""
+        if not self._large:
+            return None
+        return memoryview(self._large)[self._have : self._have + READ_BYTES]
+
+    def came(self, size: int) -> None:
+        """So many bytes have been read to `room`."""
+        self._have += size
+        if self._have == self._need:
+            self._set(self._large)
+            self._let_go()
+        elif self._have == len(self._large):
+            self._enlarge(self._large)
 
     def feed(self, data: bytes) -> None:
         """What has arrived."""
+        whole: bytes | bytearray = data
         if self._have:
+            if self._large:
+                self._parts, self._large = [self._large[: self._have]], bytearray()
             self._add(data)
             if self._have < self._need:
                 return
-            data = b"".join(self._parts)
-            self._parts, self._have = [], 0
+            whole = b"".join(self._parts)
+            self._let_go()
         elif self.has_one:  # it came though nothing was asked for
-            data = self._data[self._at :] + data
-        self._set(data)
+            whole = self._data[self._at :] + data
+        self._set(whole)
         self._keep_what_is_not_whole()
 
     def take(self) -> memoryview | None:
@@ -93,7 +122,7 @@ class Frames:
         self._keep_what_is_not_whole()
         return frame
 
-    def _set(self, data: bytes) -> None:
+    def _set(self, data: bytes | bytearray) -> None:
         self._data, self._view, self._at = data, memoryview(data), 0
 
     def _keep_what_is_not_whole(self) -> None:
@@ -109,7 +138,7 @@ class Frames:
             self._add(data[at:] if at else data)
         self._set(b"")
 
-    def _add(self, data: bytes) -> None:
+    def _add(self, data: bytes | bytearray) -> None:
         parts = self._parts
         self._have += len(data)
         if len(data) >= SMALL_BYTES:
@@ -118,6 +147,17 @@ class Frames:
             parts[-1] += data
         else:
             parts.append(bytearray(data))
+        if LARGE_BYTES <= self._have < self._need:
+            self._enlarge(b"".join(parts))
+
+    def _enlarge(self, here: bytes | bytearray) -> None:
+        """Have room for more of a frame, behind what is here of it."""
+        self._large = unset(min(self._need, ROOM_FACTOR * self._have))
+        self._large[: self._have] = here
+        self._parts = []
+
+    def _let_go(self) -> None:
+        self._parts, self._large, self._have = [], bytearray(), 0
 
 
 class Header(NamedTuple):
@@ -132,18 +172,24 @@ class Header(NamedTuple):
 
 def read_header(frame: memoryview) -> Header:
     """The header of a request. Raises Malformed for one that is cut short, or of a request that is not served."""
-    reader = Reader(frame)
-    key, version, correlation_id = _REQUEST.unpack(reader.take(_REQUEST.size))
+    if len(frame) < REQUEST_BYTES_MIN:
+        raise Malformed(f"a request of {len(frame)} bytes")
+    key, version, correlation_id, length = _REQUEST.unpack_from(frame)
+    at = _REQUEST.size
+    if length > len(frame) - at:
+        raise Malformed(f"a client id of {length} bytes at byte {at} of {len(frame)}")
+    client_id = "" if length < 0 else str(frame[at : at + length], "utf-8", "replace")
+    at += max(0, length)
     api = APIS.get(key)
-    length = reader.unpack(_SHORT)
-    client_id = "" if length < 0 else reader.take(length).decode("utf-8", "replace")
     if api is None:
         raise Malformed(f"request {key} is not served")
     if key != API_VERSIONS and not api.min_version <= version <= api.max_version:
         raise Malformed(f"{api.name} version {version}; {api.min_version} to {api.max_version} are served")
     if version >= api.flexible:
+        reader = Reader(frame, at)
         reader.skip_tags()
-    return Header(key, version, correlation_id, client_id, reader.at)
+        at = reader.at
+    return Header(key, version, correlation_id, client_id, at)
 
 
 def response_head(header: Header, body_bytes: int) -> bytes:

@@ -14,7 +14,7 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gateway.surfaces.kafka.by_hand import count, length, text, write_count, write_text, write_topics
+from gateway.surfaces.kafka.by_hand import count, length, text, write_count, write_text
 from gateway.surfaces.kafka.schema import Malformed, Reader
 
 FLEXIBLE = 9
@@ -88,28 +88,27 @@ def read_produce(frame: memoryview, at: int, version: int, partitions_max: int |
     return ProduceRequest(id_length >= 0, acks, topics)
 
 
-def write_produced(topics: Sequence[tuple[str, Sequence[Produced]]], version: int) -> bytes:
+def write_produced(topics: Sequence[tuple[str, Sequence[Produced]]], version: int) -> bytearray:
     """The response's message."""
     flexible = version >= FLEXIBLE
-
-    answer, answer_with_start = _ANSWER.pack, _ANSWER_WITH_START.pack
-    no_errors = bytearray()
-    write_count(no_errors, 0, flexible)
-    no_message = bytearray()
-    write_text(no_message, None, flexible)
-
-    def write(out: bytearray, one: Produced) -> tuple[()]:
-        partition, error_code, base_offset, log_start_offset, message = one
-        if version < _LOG_START_FROM:
-            out += answer(partition, error_code, base_offset, _UNKNOWN)
-            return ()
-        out += answer_with_start(partition, error_code, base_offset, _UNKNOWN, log_start_offset)
-        if version >= _MESSAGE_FROM:
-            out += no_errors
-            if message is None:
-                out += no_message
+    out = bytearray()
+    write_count(out, len(topics), flexible)
+    for name, partitions in topics:
+        write_text(out, name, flexible)
+        write_count(out, len(partitions), flexible)
+        for partition, error_code, base_offset, log_start_offset, message in partitions:
+            if version < _LOG_START_FROM:
+                out += _ANSWER.pack(partition, error_code, base_offset, _UNKNOWN)
             else:
+                out += _ANSWER_WITH_START.pack(partition, error_code, base_offset, _UNKNOWN, log_start_offset)
+            if version >= _MESSAGE_FROM:
+                write_count(out, 0, flexible)  # records that were refused
                 write_text(out, message, flexible)
-        return ()
-
-    return b"".join(write_topics(bytearray(), topics, write, flexible, end=_I32.pack(0)))
+            if flexible:
+                out.append(0)
+        if flexible:
+            out.append(0)
+    out += _I32.pack(0)
+    if flexible:
+        out.append(0)
+    return out

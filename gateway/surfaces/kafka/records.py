@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from secrets import randbits
 from time import monotonic
 
 from gateway.api.producer import Begun, Receipt
 from gateway.api.read import Tail
-from gateway.api.tasks import is_set_within, when_set
+from gateway.api.tasks import when_set
 from gateway.api.topics import delete_before
 from gateway.api.turns import ITEMS_PER_TURN, few_a_turn
 from gateway.auth.access import Permission
@@ -80,13 +81,15 @@ class Producing:
     @property
     def takes_turns(self) -> bool:
         """Whether to begin all appends takes more than a turn of the event loop. Of a request of some partitions."""
-        topics = self._request.topics
-        size = sum(max(len(one.records or b""), _PARTITION_BYTES) for _, parts in topics for one in parts)
-        return (
-            size > TURN_BYTES
-            or any(_may_be_long(one) for _, parts in topics for one in parts)
-            or any(self._is_opened(topic) for topic, _ in topics)
-        )
+        size = 0
+        for topic, partitions in self._request.topics:
+            for one in partitions:
+                size += max(len(one.records or b""), _PARTITION_BYTES)
+                if size > TURN_BYTES or _may_be_long(one):
+                    return True
+            if self._is_opened(topic):
+                return True
+        return False
 
     def _is_opened(self, topic: str) -> bool:
         try:
@@ -153,7 +156,7 @@ class Producing:
         try:
             begun = producer.begin_batch(
                 topic, one.partition, one.records or b"", acks=acks, is_numbered=True,
-                checked=self._checked.pop(id(one), None),
+                checked=self._checked.pop(id(one), None), is_given=True,
             )  # fmt: skip
         except Exception as error:
             answers.append(_refused(one.partition, error))
@@ -255,14 +258,22 @@ async def fetch(session: Session, version: int, request: FetchRequest, allowance
                 gateway.stats.kafka.fetched_byte_count += size
             return write_fetched(topics, version)
         allowance.release()
-        woken = asyncio.Event()
+        woken = asyncio.get_running_loop().create_future()
+        wake = partial(_end, woken)
+        timer = asyncio.get_running_loop().call_later(until_s - monotonic(), wake)
         gateway.stats.long_poll_count += 1
         try:
-            async with gateway.consumer.watching(tails, woken.set):
-                with when_set(gateway.draining, woken.set):
-                    await is_set_within(woken, until_s - monotonic())
+            async with gateway.consumer.watching(tails, wake):
+                with when_set(gateway.draining, wake):
+                    await woken
         finally:
+            timer.cancel()
             gateway.stats.long_poll_count -= 1
+
+
+def _end(wait: asyncio.Future[None]) -> None:
+    if not wait.done():
+        wait.set_result(None)
 
 
 _Topics = list[tuple[str, Sequence[PartitionBatches]]]

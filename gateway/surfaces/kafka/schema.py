@@ -92,6 +92,9 @@ class Reader:
 
     def skip_tags(self) -> None:
         """Read past tagged fields."""
+        if self.at < self.end and not self.buffer[self.at]:  # as nearly all have it: there are none
+            self.at += 1
+            return
         for _ in range(self.count(self.varint())):
             self.varint()
             self.take(self.varint())

@@ -123,6 +123,12 @@ async def test_an_event_calls_within_the_block_and_never_behind_it() -> None:
     for _ in range(5):
         await asyncio.sleep(0)
     assert calls == [1]
+    with when_set(event, lambda: calls.append(3)):
+        await until(lambda: calls == [1, 3])  # it is set before
+    with when_set(event, lambda: calls.append(4)):
+        pass
+    await asyncio.sleep(0)
+    assert calls == [1, 3]
     assert not await is_set_within(asyncio.Event(), 0.001)
 
 

@@ -20,6 +20,7 @@ from store.log.entry import ALIGNMENT, entry_bytes
 from store.log.pace import INLINE_BYTES_MAX, PAUSE_MS_MIN
 from store.log.writer import (
     COPIED_BYTES_MAX,
+    GIVEN_SHARE,
     GROUP_BYTES_MAX,
     WRITEOUT_BYTES,
     WRITEOUT_PIECES_MAX,
@@ -472,6 +473,22 @@ async def test_a_buffer_that_its_owner_uses_again_once_it_is_written_changes_not
         monkeypatch.setattr(CommitLog, "write", write_and_use_again)
         [answer] = await store.append([replace(append, batch=buffer)], acks=Acks.FLUSHED)
         assert await store.read_entry(answer.position) == store._log.read_entry(answer.position)
+
+
+@pytest.mark.parametrize("before_bytes", [0, 70_000, 200_000])
+async def test_a_view_that_is_given_is_kept_as_it_is_unless_it_is_a_small_part_of_its_memory(before_bytes: int) -> None:
+    async with opened(SimDisk(), with_settings(commit_log_file_bytes=MiB, extent_bytes=MiB)) as store:
+        topic, _ = await store.create_topic("t", 1)
+        queue = QueueKey(topic.topic_id, 0)
+        for value in (b"a", b"a" * 100_000):
+            append = append_of(queue, [value])
+            frame = bytearray(bytes(before_bytes) + append.batch)
+            given = memoryview(frame)[before_bytes:]
+            [answer] = await store.append([replace(append, batch=given, is_given=True)], acks=Acks.WRITTEN)
+            kept = await store.read_entry(answer.position)
+            assert kept == store._log.read_entry(answer.position)
+            is_kept = len(value) > COPIED_BYTES_MAX and GIVEN_SHARE * len(given) >= len(frame)
+            assert (isinstance(kept.batch, memoryview) and kept.batch.obj is frame) is is_kept
 
 
 async def test_a_group_is_cut_into_few_pieces_however_large_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

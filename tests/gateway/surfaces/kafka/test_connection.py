@@ -24,7 +24,7 @@ from gateway.surfaces.kafka.connection import (
     UNKNOWN_FRAME_BYTES_MAX,
     KafkaConnection,
 )
-from gateway.surfaces.kafka.frames import REQUEST_BYTES_MIN, Header
+from gateway.surfaces.kafka.frames import LARGE_BYTES, REQUEST_BYTES_MIN, Header
 from gateway.surfaces.kafka.session import Session
 from store.types import Buffer
 
@@ -154,6 +154,25 @@ def test_what_a_turn_reads_is_bounded_over_all_connections() -> None:
     assert turn() == sorted(in_order[:-1]), "who is gone does not read on"
     assert turn() == sorted(in_order[:-1])
     assert node.next_turn == []
+
+
+def test_a_large_request_is_read_to_where_it_stays() -> None:
+    node = Node()
+    connection, _ = node.connect()
+    stream, at = _produce(4 * LARGE_BYTES) + _produce(), 0
+    buffers: list[object] = []
+    while at < len(stream):
+        buffer = connection.get_buffer(-1)
+        piece = stream[at : at + min(len(buffer), 100_000)]
+        buffer[: len(piece)] = piece
+        connection.buffer_updated(len(piece))
+        at += len(piece)
+        buffers.append(buffer.obj)
+    assert len(node.done) == 2
+    assert len({id(one) for one in buffers}) == 2, "one for the rest of the large request, one for all else"
+    assert node.stats.receiving_bytes == len(stream)
+    connection.connection_lost(None)
+    assert node.stats.receiving_bytes == 0
 
 
 @pytest.mark.parametrize(("size", "is_open"), [(UNKNOWN_FRAME_BYTES_MAX, True), (UNKNOWN_FRAME_BYTES_MAX + 1, False)])

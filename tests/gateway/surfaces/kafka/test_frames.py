@@ -6,13 +6,22 @@ import struct
 import tracemalloc
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.surfaces.kafka.apis import API_VERSIONS, APIS
-from gateway.surfaces.kafka.frames import REQUEST_BYTES_MIN, Frames, read_header, response_head
+from gateway.surfaces.kafka.frames import (
+    LARGE_BYTES,
+    READ_BYTES,
+    REQUEST_BYTES_MIN,
+    ROOM_FACTOR,
+    Frames,
+    read_header,
+    response_head,
+)
 from gateway.surfaces.kafka.schema import Malformed
 
 BYTES_MAX = 1000
@@ -46,6 +55,57 @@ def _taken(frames: Frames, data: bytes) -> Iterator[memoryview]:
         frames.feed(data)
     while (one := frames.take()) is not None:
         yield one
+
+
+@given(st.lists(st.integers(REQUEST_BYTES_MIN, 20 * LARGE_BYTES), max_size=4), st.lists(st.integers(1, READ_BYTES)))
+def test_frames_are_the_same_whether_they_are_fed_or_read_to_where_they_stay(
+    sizes: list[int], reads: list[int]
+) -> None:
+    contents = [bytes([number + 1]) * (size - 1) + b"$" for number, size in enumerate(sizes)]
+    stream, found = b"".join(map(_frame, contents)), []
+    frames, at, left = Frames(2**21), 0, reads
+    while at < len(stream):
+        size, left = (left[0], left[1:]) if left else (READ_BYTES, left)
+        room = frames.room
+        piece = stream[at : at + (size if room is None else min(size, len(room)))]
+        at += len(piece)
+        if room is None:
+            found += map(bytes, _taken(frames, piece))
+        else:
+            room[: len(piece)] = piece
+            frames.came(len(piece))
+            found += map(bytes, _taken(frames, b""))
+        if at % 7 == 0 and frames.room is not None:  # what is fed though there is room
+            found += map(bytes, _taken(frames, stream[at : at + 9]))
+            at += 9
+    assert found == contents
+    assert frames.is_between
+
+
+def test_there_is_room_for_a_large_frame_and_for_little_more_than_has_come_of_it() -> None:
+    frames, stream = Frames(2**24), _frame(bytes(ROOM_FACTOR * LARGE_BYTES + READ_BYTES))
+    frames.feed(stream[: LARGE_BYTES - 1])
+    assert frames.room is None
+    frames.feed(stream[:1])
+    have = LARGE_BYTES
+    for here in (ROOM_FACTOR * LARGE_BYTES, len(stream)):
+        while have < here:
+            room = frames.room
+            assert room is not None
+            assert len(room) == min(READ_BYTES, here - have)
+            assert len(cast(bytearray, room.obj)) == here
+            frames.came(len(room))
+            have += len(room)
+    assert frames.room is None
+    taken = frames.take()
+    assert taken is not None
+    assert not taken.readonly
+    small = Frames(2**24)
+    small.feed(_frame(bytes(LARGE_BYTES - 5))[:-1])
+    assert small.room is None
+    frames.feed(stream[: 2 * LARGE_BYTES])
+    frames.clear()
+    assert (frames.room, frames.is_between) == (None, True)
 
 
 def test_a_size_is_accepted_at_the_bound_and_not_beyond() -> None:
