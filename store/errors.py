@@ -9,6 +9,7 @@ StoreError
 │   └── PartitionLeft  delayed records are for a partition that has moved away, likewise
 ├── RecordTooLarge   one batch exceeds a limit: never retry
 ├── MalformedBatch   a batch given to us is not a valid RecordBatch v2: never retry
+│   └── CorruptBatch     its CRC does not match: it was damaged on its way, or by its sender
 ├── IllegalRecord    a record in a batch breaks a limit of its key or headers
 ├── AlreadyStored    records of an append are known by their identity: names the originals
 ├── IdentityReused   an id came again with another content: never retry
@@ -76,6 +77,10 @@ class RecordTooLarge(StoreError):
 
 class MalformedBatch(StoreError):
     """Bytes given as a RecordBatch are not one. Nothing was stored."""
+
+
+class CorruptBatch(MalformedBatch):
+    """The CRC of a batch does not match its bytes. Nothing was stored."""
 
 
 class IllegalRecord(StoreError):

@@ -35,7 +35,7 @@ from crc32c import crc32c
 
 from store.alike import are_alike
 from store.compression import NotUnpacked, TooLarge, unpack_lz4, unpack_snappy
-from store.errors import IllegalRecord, MalformedBatch, RecordTooLarge, StoreError
+from store.errors import CorruptBatch, IllegalRecord, MalformedBatch, RecordTooLarge, StoreError
 from store.limits import (
     BATCH_BYTES_MAX,
     BATCH_RECORDS_MAX,
@@ -654,6 +654,11 @@ def is_compressed(batch: Buffer) -> bool:
     return _compression(batch) != 0
 
 
+def is_zstd(batch: Buffer) -> bool:
+    """True when it is compressed by zstd, which clients know since Kafka 2.1."""
+    return len(batch) >= HEADER_BYTES and _compression(batch) == _ZSTD
+
+
 def _compression(batch: Buffer) -> int:
     codec: int = _ATTRIBUTES.unpack_from(batch, _CRC_FROM)[0] & _COMPRESSION_MASK
     return codec
@@ -758,11 +763,11 @@ def _inflate(batch: Buffer, bytes_max: int = BATCH_BYTES_MAX) -> bytearray:
 
 
 def _check_crc(batch: Buffer) -> None:
-    """Raises MalformedBatch."""
+    """Raises CorruptBatch."""
     (crc,) = _CRC.unpack_from(batch, _CRC_AT)
     with memoryview(batch) as view, view[_CRC_FROM:] as covered:
         if crc32c(covered) != crc:
-            raise MalformedBatch("the batch's CRC-32C does not match its bytes")
+            raise CorruptBatch("the batch's CRC-32C does not match its bytes")
 
 
 def _seal(batch: bytearray) -> None:

@@ -448,9 +448,14 @@ class TopicTable:
         return topic
 
 
+def is_name(name: str) -> bool:
+    """Whether a topic can have this name."""
+    return _NAME.fullmatch(name) is not None and name not in (".", "..")
+
+
 def check_name(name: str, *, is_own: bool = False) -> None:
     """Raises IllegalTopic unless clients, or the server for a topic of its own, may use this name."""
-    if not _NAME.fullmatch(name) or name in (".", ".."):
+    if not is_name(name):
         raise IllegalTopic(
             f"a topic name is 1 to {TOPIC_NAME_BYTES_MAX} of the characters A-Z a-z 0-9 . _ % - and not . or .."
         )

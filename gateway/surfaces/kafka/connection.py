@@ -53,7 +53,12 @@ def _nothing() -> None:
     """To be done no more."""
 
 
-Done = Callable[[Iterable[Buffer] | None], None]
+class Done(Protocol):
+    """What is called with a response when it is made."""
+
+    def __call__(self, buffers: Iterable[Buffer] | None, *, is_last: bool = False) -> None:
+        """`buffers` None: there is to be no response. The connection ends with one that `is_last`."""
+        ...
 
 
 class Answer:
@@ -75,8 +80,8 @@ class Served(Protocol):
     """Serves requests."""
 
     def begin_produce(self, session: Session, header: Header, frame: memoryview, done: Done) -> bool:
-        """Begin to serve a Produce request; `done` gets the response's buffers, None when there is none. False, and
-        nothing has begun, for one that takes more than a turn of the event loop."""
+        """Begin to serve a Produce request; `done` is called with the response. False, and nothing has begun,
+        for one that takes more than a turn of the event loop."""
         ...
 
     async def serve_produce(self, session: Session, header: Header, frame: memoryview, done: Done) -> None:
@@ -345,7 +350,8 @@ class KafkaConnection(asyncio.BufferedProtocol):
         answer = Answer(len(frame) + 4)
         self._answers.append(answer)
 
-        def done(buffers: Iterable[Buffer] | None) -> None:
+        def done(buffers: Iterable[Buffer] | None, *, is_last: bool = False) -> None:
+            answer.is_last = is_last
             self._made(header, answer, buffers)
 
         is_free = header.key == PRODUCE and self._gateway.rates is None

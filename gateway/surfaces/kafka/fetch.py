@@ -48,7 +48,6 @@ class FetchRequest(NamedTuple):
     max_wait_ms: int
     min_bytes: int
     max_bytes: int
-    session_id: int
     session_epoch: int
     topics: Sequence[tuple[str, Sequence[PartitionFetch]]]
 
@@ -68,9 +67,9 @@ def read_fetch(frame: memoryview, at: int, version: int) -> FetchRequest:
     flexible = version >= FLEXIBLE
     reader = Reader(frame, at)
     _, max_wait_ms, min_bytes, max_bytes, _ = _HEAD.unpack(reader.take(_HEAD.size))
-    session_id, session_epoch = 0, -1
+    session_epoch = -1
     if version >= _SESSION_FROM:
-        session_id, session_epoch = _SESSION.unpack(reader.take(_SESSION.size))
+        _, session_epoch = _SESSION.unpack(reader.take(_SESSION.size))
     topics = []
     for _ in range(count(reader, flexible)):
         name = text(reader, flexible)
@@ -89,7 +88,7 @@ def read_fetch(frame: memoryview, at: int, version: int) -> FetchRequest:
         if flexible:
             reader.skip_tags()
         topics.append((name, partitions))
-    return FetchRequest(max_wait_ms, min_bytes, max_bytes, session_id, session_epoch, topics)
+    return FetchRequest(max_wait_ms, min_bytes, max_bytes, session_epoch, topics)
 
 
 def write_fetched(

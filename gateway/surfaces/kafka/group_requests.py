@@ -4,13 +4,15 @@ DescribeGroups, ListGroups, DeleteGroups."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 from gateway.api.turns import ACTS_PER_TURN, few_a_turn
 from gateway.auth.access import Permission
 from gateway.cluster.metadata import MetadataError
 from gateway.errors import RequestError
 from gateway.groups.machines.config import GroupConfig
-from gateway.groups.machines.errors import GroupActive, GroupError, UnknownGroup
+from gateway.groups.machines.errors import GroupActive, GroupError, UnknownGroup, UnknownMember
+from gateway.groups.machines.progress import COMMIT_METADATA_BYTES_MAX
 from gateway.groups.machines.subscription import Subscription
 from gateway.groups.protocol import (
     CommittedPosition,
@@ -131,6 +133,7 @@ async def sync_group(session: Session, version: int, request: Message) -> Messag
             MemberKey(request["member_id"], request["generation_id"]),
             request.get("group_instance_id"),
             {one["member_id"]: one["assignment"] for one in request["assignments"]},
+            protocol=(request.get("protocol_type"), request.get("protocol_name")),
         )
     except _Errors as error:
         return {"error_code": _code(error), "assignment": b"", "protocol_type": None, "protocol_name": None}
@@ -156,11 +159,14 @@ async def leave_group(session: Session, version: int, request: Message) -> Messa
     """Go, one member or several."""
     group = request["group_id"]
     leaving = request["members"] if version >= 3 else [{"member_id": request["member_id"], "group_instance_id": None}]
-    answers = []
+    answers: list[Message] = []
+    try:
+        _check(session, group)
+    except Refused as refusal:
+        return {"error_code": refusal.code, "members": answers}
     async for one in few_a_turn(leaving, per_turn=ACTS_PER_TURN):
         code = errors.NONE
         try:
-            _check(session, group)
             await session.groups.leave(group, one["member_id"], one["group_instance_id"])
         except _Errors as error:
             code = _code(error)
@@ -200,16 +206,22 @@ async def offset_commit(session: Session, version: int, request: Message) -> Mes
             async for one in few_a_turn(topic["partitions"]):
                 number, offset = one["partition_index"], one["committed_offset"]
                 own = code or (errors.NONE if 0 <= number < count else errors.UNKNOWN_TOPIC_OR_PARTITION)
+                text = one["committed_metadata"] or ""
                 if not own and offset < 0:
                     own = errors.INVALID_REQUEST
+                if not own and len(text.encode()) > COMMIT_METADATA_BYTES_MAX:
+                    own = errors.OFFSET_METADATA_TOO_LARGE
                 codes[place := TopicPartition(topic["name"], number)] = own
                 if not own:
-                    commits[place] = OffsetCommit(*place, offset, one["committed_metadata"] or "")
+                    commits[place] = OffsetCommit(*place, offset, text)
         if commits:
             member = MemberKey(member_id, generation) if member_id or generation >= 0 else None
+            session.groups.check_instance(group, member_id, request.get("group_instance_id"))
             await session.gateway.groups.commit(group, list(commits.values()), member)
     except GroupActive:
         group_code = errors.UNKNOWN_MEMBER_ID  # no member, in a group that has members
+    except UnknownMember:
+        group_code = errors.UNKNOWN_MEMBER_ID if _is_known(session, group) else errors.ILLEGAL_GENERATION
     except _Errors as error:
         group_code = _code(error)
     topics = []
@@ -224,6 +236,14 @@ async def offset_commit(session: Session, version: int, request: Message) -> Mes
         ]
         topics.append({"name": name, "partitions": partitions})
     return {"topics": topics}
+
+
+def _is_known(session: Session, group: str) -> bool:
+    try:
+        session.gateway.groups.describe(group)
+    except UnknownGroup:
+        return False
+    return True
 
 
 async def offset_delete(session: Session, version: int, request: Message) -> Message:
@@ -271,7 +291,18 @@ async def offset_fetch(session: Session, version: int, request: Message) -> Mess
     answer: Message = {"topics": topics}
     if version >= 2:
         answer["error_code"] = code
+    elif code:  # it has no other place in this version
+        answer["topics"] = [await _refused_in(topic, code) for topic in request["topics"]]
     return answer
+
+
+async def _refused_in(topic: Message, code: int) -> Message:
+    """What is answered for the partitions of a topic when nothing is told."""
+    partitions = [
+        {"partition_index": number, "committed_offset": -1, "metadata": "", "error_code": code}
+        async for number in few_a_turn(topic["partition_indexes"], per_turn=ANSWERED_PER_TURN)
+    ]
+    return {"name": topic["name"], "partitions": partitions}
 
 
 async def _committed(session: Session, group: str, wanted: Sequence[Message] | None) -> tuple[int, list[Message]]:
@@ -307,14 +338,12 @@ async def _committed_in(session: Session, group: str, topic: Message, *, leave_o
     if not session.may(Permission.DESCRIBE, topic=name):
         code = errors.TOPIC_AUTHORIZATION_FAILED
     else:
-        try:
+        with suppress(UnknownQueue):  # nothing is committed there, as in any partition that there is not
             count = session.gateway.routes_table.topic(name).partitions
             there = [TopicPartition(name, number) for number in numbers if 0 <= number < count]
             async for first in few_a_turn(range(0, len(there), COMMITTED_PER_TURN), per_turn=1):
                 some = there[first : first + COMMITTED_PER_TURN]
                 positions |= {one.partition: one for one in await session.gateway.groups.committed(group, some)}
-        except UnknownQueue:
-            code = errors.UNKNOWN_TOPIC_OR_PARTITION
     partitions = []
     async for number in few_a_turn(numbers, per_turn=ANSWERED_PER_TURN):
         position = positions.get(number)

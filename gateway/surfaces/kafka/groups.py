@@ -171,8 +171,8 @@ class KafkaGroups:
         state = self._states.setdefault(asked.group, _GroupState())
         try:
             members = self._groups.members(asked.group)
-            asked = self._identified(asked, state, members)
             self._check_protocols(asked, members)
+            asked = self._identified(asked, state, members)
             if any(not member.plans for member in members.values()):
                 return await self._join_assigned(asked, state)
             return await self._join_round(asked, state)
@@ -398,12 +398,20 @@ class KafkaGroups:
     # ------------------------------------------------------------------------------------------- SyncGroup
 
     async def sync(
-        self, group: str, member: MemberKey, instance_id: str | None, assignments: Mapping[str, bytes]
+        self,
+        group: str,
+        member: MemberKey,
+        instance_id: str | None,
+        assignments: Mapping[str, bytes],
+        *,
+        protocol: tuple[str | None, str | None] = (None, None),
     ) -> bytes:
-        """The member's part of the assignment, which the leader gives and the others wait for. Raises Refused,
-        GroupError, StoreError, Malformed."""
-        self._check_instance(group, member.member_id, instance_id)
+        """The member's part of the assignment, which the leader gives and the others wait for. `protocol`: type and
+        name of what the member has joined with; None: it does not say. Raises Refused, GroupError, StoreError,
+        Malformed."""
+        self.check_instance(group, member.member_id, instance_id)
         share = self._groups.heartbeat(group, member)
+        self._check_protocol(group, member.member_id, *protocol)
         state = self._states.setdefault(group, _GroupState())
         try:
             plan = self._groups.plan_state(group)
@@ -431,6 +439,14 @@ class KafkaGroups:
         finally:
             self._forget_if_idle(group)
 
+    def _check_protocol(self, group: str, member_id: str, protocol_type: str | None, name: str | None) -> None:
+        """Raises Refused when the member has not joined with these; None: it does not say."""
+        own = kafka_member(self._groups.members(group)[member_id])
+        if own is not None and (
+            protocol_type not in (None, own.protocol_type) or (name is not None and name not in own.protocols)
+        ):
+            raise Refused(INCONSISTENT_PROTOCOL)
+
     async def _planned(self, group: str, member: MemberKey, state: _GroupState) -> None:
         """Wait until the leader of a generation has assigned, or another generation has begun."""
         waiting = state.planned.setdefault(member.generation, asyncio.get_running_loop().create_future())
@@ -453,7 +469,7 @@ class KafkaGroups:
 
     def heartbeat(self, group: str, member: MemberKey, instance_id: str | None) -> None:
         """A sign of life. Raises Refused when the member is to join again, GroupError."""
-        self._check_instance(group, member.member_id, instance_id)
+        self.check_instance(group, member.member_id, instance_id)
         share = self._groups.heartbeat(group, member)
         plan = self._groups.plan_state(group)
         assert plan is not None
@@ -481,10 +497,13 @@ class KafkaGroups:
         if state is not None and state.round is not None:
             state.round.changed.set()
 
-    def _check_instance(self, group: str, member_id: str, instance_id: str | None) -> None:
-        """Raises Refused when another member has this static name."""
-        if instance_id is not None and self.holder_of(group, instance_id) not in (None, member_id):
-            raise Refused(FENCED_INSTANCE_ID)
+    def check_instance(self, group: str, member_id: str, instance_id: str | None) -> None:
+        """Raises Refused when another member has this static name, or none has."""
+        if instance_id is None:
+            return
+        holder = self.holder_of(group, instance_id)
+        if holder != member_id:
+            raise Refused(UNKNOWN_MEMBER_ID if holder is None else FENCED_INSTANCE_ID)
 
     def _forget_if_idle(self, group: str) -> None:
         state = self._states.get(group)

@@ -18,12 +18,13 @@ from gateway.surfaces.kafka.schema import Encoded, Message, encode_array
 from gateway.surfaces.kafka.session import Session
 from gateway.surfaces.kafka.trail import record
 from store.errors import StoreError, UnknownQueue
-from store.topics import RESERVED_PREFIXES
+from store.topics import RESERVED_PREFIXES, is_name
 
 TOPICS_PER_TURN = 200
 GROUPS_PER_TURN = 2000  # to find one costs a microsecond or two
 
 _GROUP, _TRANSACTION = 0, 1
+_BROKERS, _CONTROLLERS = 1, 2
 _NOT_ASKED = -(2**31)
 _NOT_CREATED = {
     errors.INVALID_REQUEST: errors.INVALID_TOPIC,
@@ -80,7 +81,8 @@ async def _named(session: Session, name: str, places: Places, version: int, *, m
         return await _topic(gateway.routes_table.topic(name), places, version)
     except UnknownQueue:
         if not may_create or not session.may(Permission.CREATE, topic=name):
-            return {"name": name, "error_code": errors.UNKNOWN_TOPIC_OR_PARTITION}
+            code = errors.UNKNOWN_TOPIC_OR_PARTITION if is_name(name) else errors.INVALID_TOPIC
+            return {"name": name, "error_code": code}
     code, answer = errors.NONE, {}
     try:
         view = await gateway.admin.create_topic(name, gateway.config.partitions_default)
@@ -117,6 +119,10 @@ def _partitions(places: tuple[Place, ...], version: int) -> Encoded:
 async def describe_cluster(session: Session, version: int, request: Message) -> Message:
     """The nodes."""
     gateway = session.gateway
+    kind = request.get("endpoint_type", _BROKERS)
+    if kind != _BROKERS:
+        code = errors.MISMATCHED_ENDPOINT_TYPE if kind == _CONTROLLERS else errors.UNSUPPORTED_ENDPOINT_TYPE
+        return {"error_code": code, "error_message": "This is a broker."}
     return {
         "cluster_id": gateway.cluster_id,
         "controller_id": own_number(gateway.cluster),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from secrets import randbits
@@ -19,6 +19,7 @@ from gateway.errors import RequestError
 from gateway.routing.base import UnknownPartition
 from gateway.surfaces.http.answer_memory import SMALL_BYTES, Allowance
 from gateway.surfaces.kafka import errors
+from gateway.surfaces.kafka.connection import Done
 from gateway.surfaces.kafka.errors import code_of
 from gateway.surfaces.kafka.fetch import FetchRequest, PartitionBatches, PartitionFetch, write_fetched
 from gateway.surfaces.kafka.nodes import refusal
@@ -45,6 +46,12 @@ AGAIN_WAIT_S = 0.02
 """How long each of those who found no room has their turn to ask again."""
 
 _NO_OFFSET = -1
+_ZSTD_FROM = 7
+"""The version of Produce from which zstd may be used."""
+
+_WHOLE = (0, -1)
+"""Epochs of a fetch session in which a request names all its partitions: it begins a session, or has none."""
+
 _HIGH_WATERMARK = -1
 _ALL, _NONE = -1, 0
 _ACKS: dict[int, Acks | None] = {_ALL: None, _NONE: Acks.WRITTEN, 1: Acks.WRITTEN}
@@ -59,14 +66,14 @@ def _may_be_long(one: PartitionRecords) -> bool:
 
 
 class Producing:
-    """One Produce request under way. `done` gets the response's buffers, or None where the client wants no response."""
+    """One Produce request under way. `done` gets the response, or that there is none where the client wants none."""
 
     def __init__(
         self,
         session: Session,
         version: int,
         request: ProduceRequest,
-        done: Callable[[Iterable[Buffer] | None], None],
+        done: Done,
     ) -> None:
         self._session = session
         self._version = version
@@ -134,11 +141,13 @@ class Producing:
         elif request.acks not in _ACKS:
             refused = errors.INVALID_REQUIRED_ACKS
         for (topic, partitions), (_, answers) in zip(request.topics, self._answers, strict=True):
-            topic_refusal = refused
-            if not refused and not self._session.may(Permission.SEND, topic=topic):
-                topic_refusal = errors.TOPIC_AUTHORIZATION_FAILED
+            may_send = self._session.may(Permission.SEND, topic=topic)
+            topic_refusal = refused if may_send else errors.TOPIC_AUTHORIZATION_FAILED
             for number, one in enumerate(partitions):
-                if code := topic_refusal or refusal(self._session, topic, one.partition):
+                code = topic_refusal or refusal(self._session, topic, one.partition)
+                if not code and self._version < _ZSTD_FROM and record_batch.is_zstd(one.records or b""):
+                    code = errors.UNSUPPORTED_COMPRESSION
+                if code:
                     answers.append(Produced(one.partition, code, _NO_OFFSET, _NO_OFFSET, None))
                 else:
                     self._begin_one(topic, one, answers, number)
@@ -206,8 +215,9 @@ class Producing:
     def _end_one(self) -> None:
         self._open_count -= 1
         if not self._open_count:
-            if self._request.acks == _NONE:
-                self._done(None)
+            if self._request.acks == _NONE:  # an end is all that tells its client to look again who has a partition
+                failed = any(one.error_code for _, answers in self._answers for one in answers)
+                self._done(None, is_last=failed)
             else:
                 self._done((write_produced(self._answers, self._version),))
 
@@ -233,7 +243,7 @@ async def fetch(session: Session, version: int, request: FetchRequest, allowance
     """The response to a Fetch request, to be written by who goes through it: at once when there are `min_bytes` or
     something is wrong, else when there are, or after the longest wait."""
     gateway = session.gateway
-    if request.session_id:
+    if request.session_epoch not in _WHOLE:
         return write_fetched((), version, error_code=errors.FETCH_SESSION_ID_NOT_FOUND)
     wait_ms = min(max(0, request.max_wait_ms), gateway.limits.timeout_ms_max)
     until_s = monotonic() + wait_ms / 1000
@@ -320,8 +330,8 @@ async def _read(session: Session, topic: str, one: PartitionFetch, room_bytes: i
             low, high = await consumer.bounds(topic, one.partition)
             return PartitionBatches(one.partition, errors.NONE, high, low, ())
         if one.offset < 0:
-            low, high = await consumer.bounds(topic, one.partition)
-            return PartitionBatches(one.partition, errors.OFFSET_OUT_OF_RANGE, high, low, ())
+            await consumer.bounds(topic, one.partition)
+            return _nothing(one.partition, errors.OFFSET_OUT_OF_RANGE)
         fetched = await consumer.fetch(
             topic, one.partition, one.offset, max_bytes=max(1, min(one.max_bytes, room_bytes))
         )
@@ -329,12 +339,11 @@ async def _read(session: Session, topic: str, one: PartitionFetch, room_bytes: i
         return _nothing(one.partition, code_of(error))
     if not session.may(Permission.RECEIVE, topic=topic):  # dead letters of another topic may have come meanwhile
         return _nothing(one.partition, errors.TOPIC_AUTHORIZATION_FAILED)
-    code = errors.NONE
     if fetched.status in (ReadStatus.TOO_SMALL, ReadStatus.TOO_LARGE):
-        code = errors.OFFSET_OUT_OF_RANGE
+        return _nothing(one.partition, errors.OFFSET_OUT_OF_RANGE)
     session.gateway.stats.kafka.fetched_record_count += sum(entry.record_count for entry in fetched.entries)
     batches = [entry.batch for entry in fetched.entries]
-    return PartitionBatches(one.partition, code, fetched.max_offset, fetched.min_offset, batches)
+    return PartitionBatches(one.partition, errors.NONE, fetched.max_offset, fetched.min_offset, batches)
 
 
 def _nothing(partition: int, code: int) -> PartitionBatches:
@@ -347,10 +356,17 @@ def _nothing(partition: int, code: int) -> PartitionBatches:
 async def init_producer_id(session: Session, version: int, request: Message) -> Message:
     """An id by which an idempotent producer's batches are told from all others'. It is random, so no restart can give
     it away twice; what it has sent is remembered with the records."""
-    if request["transactional_id"] is not None:
-        return {"error_code": errors.UNSUPPORTED_VERSION, "producer_id": -1, "producer_epoch": -1}
-    if not session.may(Permission.SEND):
-        return {"error_code": errors.CLUSTER_AUTHORIZATION_FAILED, "producer_id": -1, "producer_epoch": -1}
+    code = errors.NONE
+    if request["transactional_id"]:
+        code = errors.UNSUPPORTED_VERSION
+    elif not session.may(Permission.SEND):
+        code = errors.CLUSTER_AUTHORIZATION_FAILED
+    elif request["transactional_id"] is not None or (request.get("producer_id", -1) < 0) is not (
+        request.get("producer_epoch", -1) < 0
+    ):
+        code = errors.INVALID_REQUEST
+    if code:
+        return {"error_code": code, "producer_id": -1, "producer_epoch": -1}
     return {"producer_id": randbits(62), "producer_epoch": 0}
 
 

@@ -26,7 +26,7 @@ from gateway.surfaces.kafka.trail import record
 from store.errors import IllegalTopic, StoreError, TopicExists
 from store.limits import BATCH_BYTES_MAX
 from store.topic_changes import CREATED_TOGETHER_MAX
-from store.topics import TopicConfig
+from store.topics import TopicConfig, is_name
 
 TOPIC, BROKER = 2, 4
 _SET, _DELETE = 0, 1
@@ -73,6 +73,18 @@ def _check(session: Session, permission: Permission, topic: str) -> None:
         raise _Refused(errors.TOPIC_AUTHORIZATION_FAILED, f"Not allowed: {permission.value} topic {topic[:200]}.")
 
 
+def _check_once(name: str, named_count: int) -> None:
+    if named_count > 1:
+        raise _Refused(errors.INVALID_REQUEST, f"The request names topic {name[:200]} {named_count} times.")
+
+
+def _view(session: Session, name: str) -> TopicView:
+    """A topic. Raises UnknownQueue, and _Refused for a name that none can have."""
+    if not is_name(name):
+        raise _Refused(errors.INVALID_TOPIC, f"No topic is named {name[:200]}.")
+    return session.gateway.routes_table.topic(name)
+
+
 def _check_assigned(session: Session, assignments: Iterable[Message]) -> None:
     """Raises _Refused for partitions that are to be on certain nodes, but for those of a server that is alone."""
     if session.gateway.cluster is None:
@@ -85,8 +97,8 @@ def _check_assigned(session: Session, assignments: Iterable[Message]) -> None:
 
 async def create_topics(session: Session, version: int, request: Message) -> Message:
     """Make topics, many at a time so that they share writes; durable when answered."""
-    topics = request["topics"]
-    counts = Counter(topic["name"] for topic in topics)
+    topics = list({topic["name"]: topic for topic in request["topics"]}.values())
+    counts = Counter(topic["name"] for topic in request["topics"])
     answers: list[Message] = []
     for first in range(0, len(topics), CREATED_TOGETHER_MAX):
         begun = [
@@ -109,10 +121,12 @@ async def _create_topic(
 
     async def create() -> None:
         _check(session, Permission.CREATE, name)
-        if named_count > 1:
-            raise _Refused(errors.INVALID_REQUEST, f"The request names topic {name} {named_count} times.")
+        _check_once(name, named_count)
         count = topic["num_partitions"]
         if topic["assignments"]:
+            if count != -1 or topic["replication_factor"] != -1:
+                text = "Partitions and replicas are either assigned or counted; where they are assigned, both are -1."
+                raise _Refused(errors.INVALID_REQUEST, text)
             _check_assigned(session, topic["assignments"])
             count = len(topic["assignments"])
             if sorted(one["partition_index"] for one in topic["assignments"]) != list(range(count)):
@@ -124,6 +138,8 @@ async def _create_topic(
         if not 1 <= count <= gateway.limits.partitions_max:
             limit = gateway.limits.partitions_max
             raise _Refused(errors.INVALID_PARTITIONS, f"A topic has 1 to {limit} partitions.")
+        if any(one["value"] is None for one in topic["configs"]):
+            raise _Refused(errors.INVALID_CONFIG, "A setting has no value.")
         config = TopicConfig().changed(_changes((one["name"], one["value"]) for one in topic["configs"]))
         if topic_id_of(gateway.routes_table, name) is not None:
             raise TopicExists(f"Topic {name} exists.")
@@ -135,7 +151,7 @@ async def _create_topic(
     )
     answer: Message = {"name": name, "error_code": code, "error_message": message}
     if version >= 5:
-        answer["configs"] = None
+        answer["configs"] = []
         if made:
             answer |= {"num_partitions": made[0].partitions, "replication_factor": 1}
             answer["configs"] = _as_created(made[0], session)
@@ -150,10 +166,12 @@ def _as_created(view: TopicView, session: Session) -> list[Message]:
 async def delete_topics(session: Session, version: int, request: Message) -> Message:
     """Delete topics and their records; durable when answered."""
     answers = []
-    async for name in few_a_turn(request["topic_names"], per_turn=ACTS_PER_TURN):
+    counts: Counter[str] = Counter(request["topic_names"])
+    async for name in few_a_turn(counts, per_turn=ACTS_PER_TURN):
 
         async def delete(name: str = name) -> None:
             _check(session, Permission.DELETE, name)
+            _check_once(name, counts[name])
             session.gateway.routes_table.topic(name)  # one that is not there need not be looked for on disk
             await session.gateway.admin.delete_topic(name)
 
@@ -168,14 +186,20 @@ async def delete_topics(session: Session, version: int, request: Message) -> Mes
 async def create_partitions(session: Session, version: int, request: Message) -> Message:
     """Give topics more partitions; durable when answered."""
     answers = []
-    async for topic in few_a_turn(request["topics"], per_turn=ACTS_PER_TURN):
+    counts = Counter(topic["name"] for topic in request["topics"])
+    named = {topic["name"]: topic for topic in request["topics"]}
+    async for topic in few_a_turn(named.values(), per_turn=ACTS_PER_TURN):
         name, count = topic["name"], topic["count"]
 
         async def grow(topic: Message = topic, name: str = name, count: int = count) -> None:
             _check(session, Permission.CREATE, name)
+            _check_once(name, counts[name])
             view = session.gateway.routes_table.topic(name)
             if count <= view.partitions:
                 raise _Refused(errors.INVALID_PARTITIONS, f"Topic {name} has {view.partitions} partitions.")
+            if topic["assignments"] is not None and len(topic["assignments"]) != count - view.partitions:
+                text = f"{count - view.partitions} partitions are new, {len(topic['assignments'])} are assigned."
+                raise _Refused(errors.INVALID_REPLICA_ASSIGNMENT, text)
             _check_assigned(session, topic["assignments"] or ())
             if not request["validate_only"]:
                 await session.gateway.admin.grow_topic(name, count)
@@ -215,11 +239,20 @@ def _stepwise(resource: Message) -> dict[str, int | str | None]:
     for one in resource["configs"]:
         if one["config_operation"] not in (_SET, _DELETE):
             raise _Refused(errors.INVALID_CONFIG, f"{one['name']}: is no list; set or delete it.")
+        if one["config_operation"] == _SET:
+            _check_given(one)
         changes |= _changes([(one["name"], one["value"] if one["config_operation"] == _SET else None)])
     return changes
 
 
+def _check_given(config: Message) -> None:
+    if config["value"] is None:
+        raise _Refused(errors.INVALID_REQUEST, f"{config['name']}: has no value.")
+
+
 def _replaced(resource: Message) -> dict[str, int | str | None]:
+    for one in resource["configs"]:
+        _check_given(one)
     return dict.fromkeys(KAFKA_NAMES) | _changes((one["name"], one["value"]) for one in resource["configs"])
 
 
@@ -234,8 +267,10 @@ async def _altered(
     async def alter() -> None:
         if resource["resource_type"] != TOPIC:
             raise _Refused(errors.INVALID_REQUEST, "Only topics have settings that Kafka clients can change.")
+        if not name:
+            raise _Refused(errors.INVALID_REQUEST, "A topic has a name.")
         _check(session, Permission.CREATE, name)
-        session.gateway.routes_table.topic(name)
+        _view(session, name)
         changes = changes_of(resource)
         if not request["validate_only"]:
             await session.gateway.admin.configure_topic(name, changes)
@@ -259,7 +294,7 @@ async def describe_configs(session: Session, version: int, request: Message) -> 
         try:
             if kind == TOPIC:
                 _check(session, Permission.DESCRIBE, name)
-                configs = _topic_configs(session, session.gateway.routes_table.topic(name))
+                configs = _topic_configs(session, _view(session, name))
             elif kind == BROKER and name in ("", str(own_number(session.gateway.cluster))):
                 if not session.may(Permission.OPERATE):
                     raise _Refused(errors.CLUSTER_AUTHORIZATION_FAILED, "Not allowed: operate here.")

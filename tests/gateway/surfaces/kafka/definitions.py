@@ -69,7 +69,8 @@ def _fields(fields: list[dict[str, Any]], common: dict[str, Any]) -> list[list[A
     return found
 
 
-def _message(name: str) -> dict[str, Any]:
+def message_definition(name: str) -> dict[str, Any]:
+    """The layout of a message, as it stands in messages.json."""
     definition = _definition(name)
     common = {struct["name"]: struct["fields"] for struct in definition.get("commonStructs", ())}
     flexible = _range(definition["flexibleVersions"])
@@ -82,8 +83,8 @@ def _message(name: str) -> dict[str, Any]:
 
 def generated() -> str:
     """The text of messages.json: one line a message."""
-    messages = {f"{api}{kind}": _message(f"{api}{kind}") for api in APIS for kind in ("Request", "Response")}
-    messages |= {name: _message(name) for name in (SUBSCRIPTION, ASSIGNMENT)}
+    messages = {f"{api}{kind}": message_definition(f"{api}{kind}") for api in APIS for kind in ("Request", "Response")}
+    messages |= {name: message_definition(name) for name in (SUBSCRIPTION, ASSIGNMENT)}
     lines = [f"{json.dumps(name)}: {json.dumps(message, separators=(',', ':'))}" for name, message in messages.items()]
     return "{\n" + ",\n".join(lines) + "\n}\n"
 

@@ -152,7 +152,7 @@ async def test_a_topic_that_cannot_be_made_while_etcd_is_away_is_asked_for_again
     new = {"name": "new", "num_partitions": 1, "replication_factor": 1, "assignments": [], "configs": []}
     (topic,) = (await topics.create_topics(session, 5, {"topics": [new], "validate_only": False}))["topics"]
     assert topic["error_code"] == errors.NOT_CONTROLLER
-    new |= {"num_partitions": -1, "assignments": [{"partition_index": 0, "broker_ids": [0]}]}
+    new |= {"num_partitions": -1, "replication_factor": -1, "assignments": [{"partition_index": 0, "broker_ids": [0]}]}
     (topic,) = (await topics.create_topics(session, 5, {"topics": [new], "validate_only": False}))["topics"]
     assert topic["error_code"] == errors.INVALID_REPLICA_ASSIGNMENT
 
@@ -194,7 +194,7 @@ async def produced(session: Session, partition: int) -> int:
     answer: list[bytes] = []
     done = asyncio.Event()
 
-    def made(buffers: Iterable[Buffer] | None) -> None:
+    def made(buffers: Iterable[Buffer] | None, *, is_last: bool = False) -> None:
         answer.append(b"".join(map(bytes, buffers or ())))
         done.set()
 

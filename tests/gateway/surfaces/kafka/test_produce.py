@@ -36,7 +36,7 @@ def produce_request(version: int) -> bytes:
     return oracle.encoded(made, version)
 
 
-def fetch_request(version: int, session_id: int = 0) -> bytes:
+def fetch_request(version: int, session_epoch: int = -1) -> bytes:
     """A Fetch request of one partition, without its header."""
     request: Any = theirs_consumer.FetchRequest
     partition = request.FetchTopic.FetchPartition(
@@ -46,7 +46,7 @@ def fetch_request(version: int, session_id: int = 0) -> bytes:
     topic = request.FetchTopic(version=version, topic="orders", partitions=[partition])
     made = request(
         version=version, replica_id=-1, max_wait_ms=500, min_bytes=1, max_bytes=2000, isolation_level=0,
-        session_id=session_id, session_epoch=-1, topics=[topic], forgotten_topics_data=[], rack_id="",
+        session_id=5, session_epoch=session_epoch, topics=[topic], forgotten_topics_data=[], rack_id="",
     )  # fmt: skip
     return oracle.encoded(made, version)
 
@@ -69,7 +69,7 @@ def test_produce(version: int) -> None:
 @pytest.mark.parametrize("version", _versions(FETCH))
 def test_fetch(version: int) -> None:
     request = read_fetch(memoryview(fetch_request(version)), 0, version)
-    assert request[:4] == (500, 1, 2000, 0)
+    assert request[:4] == (500, 1, 2000, -1)
     assert request.topics == [("orders", [PartitionFetch(3, 5 if version >= 9 else -1, 42, 1000)])]
     answered = b"".join(
         write_fetched([("orders", [PartitionBatches(3, 0, 50, 7, BATCHES), PartitionBatches(4, 1, 9, 0, ())])], version)

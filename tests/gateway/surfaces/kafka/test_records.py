@@ -31,8 +31,8 @@ def session() -> Session:
 @pytest.mark.parametrize("version", range(SESSIONS_FROM, APIS[FETCH].max_version + 1))
 async def test_no_response_begins_a_session_and_a_request_of_one_is_told_that_there_is_none(version: int) -> None:
     own = session()
-    for session_id, code, topics in ((0, errors.NONE, 1), (5, errors.FETCH_SESSION_ID_NOT_FOUND, 0)):
-        request = read_fetch(memoryview(fetch_request(version, session_id)), 0, version)
+    for epoch, code, topics in ((-1, errors.NONE, 1), (0, errors.NONE, 1), (1, errors.FETCH_SESSION_ID_NOT_FOUND, 0)):
+        request = read_fetch(memoryview(fetch_request(version, epoch)), 0, version)
         allowance = Allowance(own.gateway.stats.answers, own.payer, own.gateway.limits.answering_bytes_max)
         answer = b"".join(map(bytes, await fetch(own, version, request, allowance)))
         found = oracle.message("FetchResponse", version, answer)
