@@ -66,15 +66,19 @@ async def deserialized(
     for entry in entries:
         if entry.base_offset >= end:
             break
-        for record in record_batch.decode(entry.batch):
-            if not start <= record.offset < end:
-                continue
-            if tag_filter is not None and not tag_filter.wants(record.headers):
-                continue
-            if len(picked) == min(count_max, RECORDS_AT_ONCE):
-                end = record.offset
+        for piece in record_batch.decode_in_pieces(entry.batch):
+            if piece[0].offset >= end:
                 break
-            picked.append(record)
+            for record in piece:
+                if not start <= record.offset < end:
+                    continue
+                if tag_filter is not None and not tag_filter.wants(record.headers):
+                    continue
+                if len(picked) == min(count_max, RECORDS_AT_ONCE):
+                    end = record.offset
+                    break
+                picked.append(record)
+            await others_turn()
     asked = [part for record in picked for part in _serialized_parts(record)]
     converted: list[Converted] = []
     least = max(1, len(_serialized_parts(picked[0]))) if asked else 0

@@ -60,6 +60,9 @@ from store.limits import KiB, MiB
 from store.turns import others_turn
 from store.types import ReadStatus
 
+RECORDS_AT_ONCE = 1024
+"""Written in one call: with as many headers as they may have, some 20 ms."""
+
 SSE_TYPE = "text/event-stream"
 LAST_EVENT_ID = "Last-Event-ID"
 
@@ -322,7 +325,7 @@ class Stream:
             stop=fetched.next_offset,
             topic_id=followed.topic_id if self._fmt is None else None,
             tag_filter=self._filter,
-            records_max=records_at_once(fetched.entries, room_bytes),
+            records_max=min(records_at_once(fetched.entries, room_bytes), RECORDS_AT_ONCE),
         ):
             texts += split_lines(records)
             offsets += [record["offset"] for record in records]  # type: ignore[misc]

@@ -9,7 +9,7 @@ left out, or (`fail`) it refuses the read in which it would be the first one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 
 import orjson
 
@@ -69,11 +69,14 @@ class Gathering:
         """What was taken, as JSON, partition by partition, in the order of offsets."""
         return [record for shown, _ in self._shown.values() for record in shown]
 
-    def take(self, topic_partition: Partition, start: int, entries: Sequence[Entry], shown: Shown | None = None) -> int:
+    def take_in_steps(
+        self, topic_partition: Partition, start: int, entries: Sequence[Entry], shown: Shown | None = None
+    ) -> Generator[None, None, int]:
         """Take records of entries from `start` on. Returns the next offset; `is_full` when it stopped before the end.
         In a schema format `shown` has their keys and values, and those that it does not have are left.
 
-        Raises RequestError 408/40801 for a record that does not decode, when that is what the instance wants.
+        It yields after each piece of a large entry. The generator raises RequestError 408/40801 for a record that does
+        not decode, when that is what the instance wants.
         """
         taken, size_bytes = self._shown.get(topic_partition, ([], 0))
         next_offset = start
@@ -88,7 +91,7 @@ class Gathering:
                     and not self.is_full
                     and (shown is None or entry.base_offset < shown.stop)
                 ):
-                    next_offset = self._take_entry(topic_partition, next_offset, entry, taken, shown)
+                    next_offset = yield from self._take_entry(topic_partition, next_offset, entry, taken, shown)
         finally:
             self.ends[topic_partition] = next_offset
             self._shown[topic_partition] = (taken, size_bytes + self.size_bytes - before_bytes)
@@ -108,40 +111,43 @@ class Gathering:
 
     def _take_entry(
         self, topic_partition: Partition, start: int, entry: Entry, taken: list[bytes], shown: Shown | None
-    ) -> int:
-        for record in record_batch.decode(entry.batch):
-            offset = record.offset
-            if offset < start:
-                continue
-            if shown is not None and offset >= shown.stop:
-                return offset
-            headers = record.headers
-            if self.tag_filter is not None and not self.tag_filter.wants(headers):
-                continue
-            key, value = record.key, record.value
-            size_bytes = len(key or b"") + len(value or b"")
-            if headers:
-                size_bytes += sum(len(name.encode()) + len(content or b"") for name, content in headers)
-            if shown is not None:
-                # A few bytes of a schema format may stand for many of JSON.
-                size_bytes = max(size_bytes, shown.sizes[offset])
-            if self.count and self.size_bytes + size_bytes > self.bytes_max:
-                self.is_full = True
-                return offset
-            item = self._item(topic_partition, record, entry, shown)
-            if "error_code" in item and self._on_decode_error is not OnDecodeError.INLINE:
-                if self._on_decode_error is OnDecodeError.SKIP:
+    ) -> Generator[None, None, int]:
+        for piece in record_batch.decode_in_pieces(entry.batch):
+            if piece[0].offset > entry.base_offset:
+                yield
+            for record in piece:
+                offset = record.offset
+                if offset < start:
                     continue
-                if self.count:
+                if shown is not None and offset >= shown.stop:
+                    return offset
+                headers = record.headers
+                if self.tag_filter is not None and not self.tag_filter.wants(headers):
+                    continue
+                key, value = record.key, record.value
+                size_bytes = len(key or b"") + len(value or b"")
+                if headers:
+                    size_bytes += sum(len(name.encode()) + len(content or b"") for name, content in headers)
+                if shown is not None:
+                    # A few bytes of a schema format may stand for many of JSON.
+                    size_bytes = max(size_bytes, shown.sizes[offset])
+                if self.count and self.size_bytes + size_bytes > self.bytes_max:
                     self.is_full = True
                     return offset
-                raise _undecodable(topic_partition, offset, self._fmt)
-            taken.append(orjson.dumps(item))
-            self.count += 1
-            self.size_bytes += size_bytes
-            if self.count >= self._count_max:
-                self.is_full = True
-                return offset + 1
+                item = self._item(topic_partition, record, entry, shown)
+                if "error_code" in item and self._on_decode_error is not OnDecodeError.INLINE:
+                    if self._on_decode_error is OnDecodeError.SKIP:
+                        continue
+                    if self.count:
+                        self.is_full = True
+                        return offset
+                    raise _undecodable(topic_partition, offset, self._fmt)
+                taken.append(orjson.dumps(item))
+                self.count += 1
+                self.size_bytes += size_bytes
+                if self.count >= self._count_max:
+                    self.is_full = True
+                    return offset + 1
         return entry.next_offset
 
     def _item(

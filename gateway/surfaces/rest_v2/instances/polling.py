@@ -14,6 +14,7 @@ from typing import NamedTuple
 from gateway.api.read import Consumer, Tail
 from gateway.api.schemas import Schemas
 from gateway.api.tasks import is_set_within, when_set
+from gateway.api.turns import in_turns
 from gateway.brokers.base import BrokerUnreachable
 from gateway.codec.filters import TagFilter
 from gateway.codec.schema_parts import SchemaFormat
@@ -166,11 +167,11 @@ class Poller:
                     schemas_for(self._schemas, fmt), fmt, fetched.entries, start,
                     count_max=gathering.count_left, tag_filter=tag_filter,
                 )  # fmt: skip
-                gathering.take(topic_partition, start, fetched.entries, shown)
+                await in_turns(gathering.take_in_steps(topic_partition, start, fetched.entries, shown))
                 if shown.stop < fetched.entries[-1].next_offset:
                     return False
             else:
-                gathering.take(topic_partition, start, fetched.entries)
+                await in_turns(gathering.take_in_steps(topic_partition, start, fetched.entries))
             await asyncio.sleep(0)  # others' turn: a megabyte was rendered
         if not gathering.is_full:
             gathering.passed(topic_partition, max(start, fetched.next_offset))
