@@ -63,4 +63,5 @@ def _settings(endpoint: str, data: Path, given: Mapping[str, str]) -> dict[str, 
     return {
         "MQ_CLUSTER_KAFKA": f"kafka1=kafka://{endpoint}?replication=1&min_insync=1&prefix={prefix}.",
         "MQ_CLUSTER_DEFAULT_BROKER": "kafka1",
+        "MQ_CLUSTER_TIMERS_BROKER": "kafka1",
     }

@@ -243,7 +243,8 @@ class Mover:
         last = begun.open_segment
         source, target = self._broker_named(last.broker), self._broker_named(to)
         queue = QueueKey(topic_id, move.queue_id_for(partition, begun.epoch))
-        await target.create_queue(queue)  # warm: the fdatasync that this takes is no part of the pause
+        if not _is_in(target, topic_id, partition, last) or target is not source:
+            await target.create_queue(queue)  # warm: the fdatasync that this takes is no part of the pause
         leaving_queue = queue_of(topic_id, partition, last)
         shift = last.start - last.physical
         position = OFFSET_MAX  # a broker that is its own target knows all ids; the numbers of producers are a queue's
@@ -307,9 +308,10 @@ class Mover:
         if isinstance(source, KafkaBroker):
             leaving = await self._next_fence(source, str(last.queue[0]), last.queue[1])
         if isinstance(target, KafkaBroker):
-            topic = target.kafka_topic(topic_id)
-            is_same = target is source and last.queue == (topic, partition)
-            coming = leaving if is_same else await self._next_fence(target, topic, partition)
+            if target is source and _is_in(target, topic_id, partition, last):
+                coming = leaving
+            else:
+                coming = await self._next_fence(target, target.kafka_topic(topic_id), partition)
         return leaving, coming
 
     async def _next_fence(self, broker: KafkaBroker, topic: str, partition: int) -> _NextFence:
@@ -448,6 +450,11 @@ class Mover:
         if slot is not None and is_last:
             slot.revision = ABSENT
         return written
+
+
+def _is_in(broker: Broker, topic_id: int, partition: int, segment: SegmentRecord) -> bool:
+    """Whether a segment lies in the Kafka partition in which a broker has the partition's tenures."""
+    return isinstance(broker, KafkaBroker) and segment.queue == (broker.kafka_topic(topic_id), partition)
 
 
 def _before_on_same_node(record: PartitionRecord) -> list[SegmentRecord]:

@@ -13,28 +13,21 @@ import asyncio
 import logging
 from dataclasses import dataclass
 
-from gateway.cluster.metadata import MetadataError
-from gateway.cluster.mover import MoveConflict, UnknownBroker
 from gateway.cluster.node import ClusterNode
-from gateway.cluster.shard_log import SHARDS, Shard, ShardLog, shard_of
+from gateway.cluster.shard_log import Shard, ShardLog, shard_of
 from gateway.groups.coordinator.service import Coordinator
-from store.errors import Overloaded, StoreError
+from gateway.main.shard_keeping import ShardKeeper
+from store.errors import Overloaded
 from store.topics import OFFSETS
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 0.05
-"""How often it is looked which shards are this node's: of memory, 16 of them."""
-
-RETRY_S = 1.0
 SAVE_INTERVAL_S = 30.0
 SAVE_EVENTS_MAX = 50_000
 """Events behind the last snapshot after which the next one does not wait: what a takeover has to read."""
 
 LAST_SAVE_S = 2.0
 """How long a stop waits for the last snapshots."""
-
-ERRORS = (MoveConflict, MetadataError, StoreError, UnknownBroker, ValueError)
 
 
 @dataclass(slots=True)
@@ -53,6 +46,7 @@ class GroupShards:
         self._node = node
         self._broker = broker
         self._here: dict[int, _Here] = {}
+        self._keeper = ShardKeeper(node, OFFSETS, broker=broker, look=self._look, is_here=self._here.__contains__)
         self._saving: list[asyncio.Task[None]] = []
 
     def begin(self) -> None:
@@ -77,11 +71,11 @@ class GroupShards:
 
     async def run(self) -> None:
         """Take up what is this node's, and give up what is not any more, until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            if self._broker is not None:
-                tasks.create_task(self._begin_all(self._broker), name="groups on Kafka")
-            for shard in range(SHARDS):
-                tasks.create_task(self._look_after(shard), name=f"groups of shard {shard}")
+        await self._keeper.run()
+
+    async def settled(self) -> None:
+        """See `ShardKeeper.settled`."""
+        await self._keeper.settled()
 
     async def save(self) -> None:
         """Save a snapshot of every shard that is here, as another node is about to read them; does not wait long."""
@@ -89,30 +83,10 @@ class GroupShards:
         if self._saving:
             await asyncio.wait(self._saving, timeout=LAST_SAVE_S)
 
-    async def _begin_all(self, broker: str) -> None:
-        for shard in range(SHARDS):
-            while True:
-                try:
-                    await self._node.begin_shard(OFFSETS.topic_id, shard, broker)
-                    break
-                except MoveConflict:
-                    pass
-                except ERRORS as error:
-                    log.warning("groups cannot be kept on Kafka yet shard=%d broker=%s error=%s", shard, broker, error)
-                await asyncio.sleep(RETRY_S)
-
-    async def _look_after(self, shard: int) -> None:
-        while self._groups.shards.failure is None:
-            try:
-                await self._look(shard)
-            except ERRORS as error:
-                log.error("groups of a shard cannot be read, trying again shard=%d error=%s", shard, error)
-                await asyncio.sleep(RETRY_S)
-            await asyncio.sleep(LOOK_S)
-        raise self._groups.shards.failure
-
     async def _look(self, number: int) -> None:
         groups = self._groups.shards
+        if groups.failure is not None:
+            raise RuntimeError("the events of a shard have stopped") from groups.failure
         found, here = self._node.shard(OFFSETS.topic_id, number), self._here.get(number)
         if here is not None and (found is None or found.tenure != here.shard.tenure):
             if found is None and here.shard.is_served:

@@ -4,8 +4,8 @@ one is read and written, gateway/cluster/timer_shard.py; the timer is that of th
 with files that are a cache: each tenure begins with a snapshot, and what is behind it.
 
     a delayed record    belongs to the shard of its partition, or of its topic and schedule key, once that was begun;
-                        one with a message id, an Idempotency-Key or a producer's number to the node's own timer, as all
-                        that were accepted before
+                        one with a message id or an Idempotency-Key when all nodes know that shards keep these. All that
+                        were accepted before stay with the node's own timer
     begun               by the first node that is told to (`cluster.timers_broker`), for all nodes and for good
 """
 
@@ -15,15 +15,13 @@ import asyncio
 import logging
 import shutil
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from zlib import crc32
 
 from gateway.brokers.base import ALONE, BrokerUnreachable
-from gateway.cluster.metadata import MetadataError
-from gateway.cluster.mover import MoveConflict, UnknownBroker
 from gateway.cluster.node import ClusterNode
+from gateway.cluster.shard_ids import ShardIds
 from gateway.cluster.shard_log import SHARDS, Shard, ShardLog, ShardSnapshots
 from gateway.cluster.timer_shard import (
     ClaimedPartitions,
@@ -31,12 +29,14 @@ from gateway.cluster.timer_shard import (
     queue_of_shard,
     shard_of_queue,
 )
+from gateway.main.shard_keeping import ERRORS, ShardKeeper
 from gateway.routing.base import Routes
 from gateway.routing.delivery import RoutedPartitions
 from gateway.routing.table import RouteTable
 from store.clock import Clock
-from store.errors import Overloaded, StoreError
-from store.files import Files
+from store.data_format import SHARD_IDS_FORMAT
+from store.errors import Overloaded
+from store.files import CacheFiles, Files
 from store.limits import MiB
 from store.topics import TIMER, TIMER_QUEUE
 from store.types import Acks, Append, Appended
@@ -49,10 +49,6 @@ from timer.service import TimerService
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 0.05
-"""How often it is looked which shards are this node's: of memory, 16 of them."""
-
-RETRY_S = 1.0
 SAVE_INTERVAL_S = 30.0
 SAVE_RECORDS_MAX = 20_000
 """Records behind the last snapshot after which the next one does not wait: what a takeover has to read."""
@@ -72,8 +68,6 @@ HEAP_SHARE = 4
 FILE_UNITS = 16 * 1024
 BODIES_BYTES_MAX = 4 * MiB
 NEVER_MS = 1 << 52
-
-ERRORS = (MoveConflict, MetadataError, StoreError, UnknownBroker, ValueError, OSError)
 
 
 def shard_of_partition(topic_id: int, partition: int) -> int:
@@ -112,12 +106,15 @@ class ShardTimer:
 class ShardTimers:
     """Which shard takes a delayed record; None while shards are not begun."""
 
-    def __init__(self, node: ClusterNode, shards: TimerShards | None) -> None:
+    def __init__(self, node: ClusterNode, routes: Routes, shards: TimerShards | None) -> None:
         self._node = node
+        self._routes = routes
         self._all = [ShardTimer(number, node, shards) for number in range(SHARDS)]
 
-    def __call__(self, topic_id: int, partition: int, key: str | None) -> ShardTimer | None:
+    def __call__(self, topic_id: int, partition: int, key: str | None, has_ids: bool) -> ShardTimer | None:
         """See `RouteTable.timers`."""
+        if has_ids and self._routes.lacking(SHARD_IDS_FORMAT):
+            return None  # a shard may be that node's, which would forget them
         number = shard_of_partition(topic_id, partition) if key is None else shard_of_key(topic_id, key.encode())
         if self._node.timers_broker is None and self._node.shard_owner(TIMER.topic_id, number) is None:
             return None
@@ -137,12 +134,13 @@ class Tenure:
         config: TimerConfig,
         *,
         window_ms: int,
+        ids: ShardIds,
         metrics: TimerMetrics,
         run_blocking: RunBlocking = asyncio.to_thread,
         key_index: KeyIndex | None = None,
     ) -> None:
         self.shard = shard
-        self.log = TimerShardLog(shard, clock)
+        self.log = TimerShardLog(shard, clock, ids)
         own = replace(
             config,
             heap_count_max=max(4, config.heap_count_max // HEAP_SHARE),
@@ -168,6 +166,7 @@ class Tenure:
             await self.log.open()
             if (snapshot := await self._snapshots.load()) is not None:
                 self._saved_offset = snapshot.next_offset
+                await self.log.load_ids(self._snapshots.ids, snapshot.next_offset)
             await self.timer.start(None if snapshot is None else decode_saved(snapshot.content))
         except BaseException:
             await self.end()
@@ -189,8 +188,7 @@ class Tenure:
     async def end(self) -> None:
         """Forget it all; the log has what is needed."""
         self.log.close()
-        with suppress(OSError):
-            await self.timer.close()
+        self.timer.abandon()
         await asyncio.to_thread(shutil.rmtree, self._directory, ignore_errors=True)
 
     @property
@@ -212,7 +210,9 @@ class Tenure:
         saved = await self.timer.save()
         saved = saved._replace(delivered_from=min(saved.delivered_from, claims_from))
         if saved.queue_offset > self._saved_offset:
-            await self._snapshots.save(saved.queue_offset, saved.encoded, needed=needed)
+            ids = await self.log.tell_ids(saved.queue_offset)
+            needed = min([needed, *(offset for offset, _ in ids)])
+            await self._snapshots.save(saved.queue_offset, saved.encoded, needed=needed, ids=ids)
             # Its own parts are behind it, and no reason for another one.
             self._saved_offset = self.log.bounds(TIMER_QUEUE).max_offset
 
@@ -234,29 +234,29 @@ class TimerShards:
         self,
         node: ClusterNode,
         routes: RouteTable,
-        files: Files,
         clock: Clock,
         config: TimerConfig,
         *,
         broker: str | None,
         directory: Path,
         window_ms: int,
+        ids_max: int,
         metrics: TimerMetrics,
     ) -> None:
         self._node = node
         self._routes = routes
-        self._files = files
         self._clock = clock
         self._config = config
-        self._broker = broker
         self._directory = directory / DIRECTORY
         self._window_ms = window_ms
+        self._ids_max = ids_max
         self._metrics = metrics
         self._here: dict[int, _Here] = {}
+        self._keeper = ShardKeeper(node, TIMER, broker=broker, look=self._look, is_here=self._here.__contains__)
         self._tenure_count = 0
         node.timers_broker = broker
         node.schedule_in_shard = self.schedule
-        routes.timers = ShardTimers(node, self)
+        routes.timers = ShardTimers(node, routes, self)
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def here(self) -> dict[int, TimerService]:
@@ -284,18 +284,19 @@ class TimerShards:
         it is not here."""
         shard = shard_of_queue(append.queue)
         assert shard is not None
-        timer = self.timer(shard)
-        return await timer.schedule(replace(append, queue=TIMER_QUEUE), acks=acks, keys=keys)
+        if (to := self._routes.attached(append.delays[0].topic_id)) is not None:
+            await self._node.attached[to.broker].check_delayed(append)
+        return await self.timer(shard).schedule(replace(append, queue=TIMER_QUEUE), acks=acks, keys=keys)
 
     # ---- taking up --------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Take up what is this node's, and give up what is not any more, until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            if self._broker is not None:
-                tasks.create_task(self._begin_all(self._broker), name="timers on Kafka")
-            for shard in range(SHARDS):
-                tasks.create_task(self._look_after(shard), name=f"timer of shard {shard}")
+        await self._keeper.run()
+
+    async def settled(self) -> None:
+        """See `ShardKeeper.settled`."""
+        await self._keeper.settled()
 
     async def close(self) -> None:
         """Deliver nothing more."""
@@ -318,27 +319,6 @@ class TimerShards:
             for task in late:
                 task.cancel()
 
-    async def _begin_all(self, broker: str) -> None:
-        for shard in range(SHARDS):
-            while True:
-                try:
-                    await self._node.begin_shard(TIMER.topic_id, shard, broker)
-                    break
-                except MoveConflict:
-                    pass
-                except ERRORS as error:
-                    log.warning("timers cannot be kept on Kafka yet shard=%d broker=%s error=%s", shard, broker, error)
-                await asyncio.sleep(RETRY_S)
-
-    async def _look_after(self, shard: int) -> None:
-        while True:
-            try:
-                await self._look(shard)
-            except ERRORS as error:
-                log.error("timer of a shard cannot be taken up, trying again shard=%d error=%s", shard, error)
-                await asyncio.sleep(RETRY_S)
-            await asyncio.sleep(LOOK_S)
-
     async def _look(self, number: int) -> None:
         found, here = self._node.shard(TIMER.topic_id, number), self._here.get(number)
         if here is None:
@@ -357,18 +337,24 @@ class TimerShards:
         elif found is None and shard.is_served:
             return  # a move is under way; it may come back to nothing
         await to_its_end(self._give_up(number))
+        self._keeper.wake(number)
 
     async def _take_up(self, shard: Shard) -> None:
         """Read a shard, and have its timer run. Raises what reading raises: then it is not here."""
         self._tenure_count += 1
         tenure = Tenure(
-            shard, self._node.snapshots_of, self._routes, self._files, self._clock,
+            shard, self._node.snapshots_of, self._routes, CacheFiles(), self._clock,
             replace(self._config, root=self._directory / str(self._tenure_count)),
             window_ms=self._window_ms, metrics=self._metrics,
+            ids=ShardIds(window_ms=self._window_ms, ids_max=self._ids_max, all_count=self._id_count),
         )  # fmt: skip
         await tenure.start()
         running = asyncio.create_task(tenure.run(), name=f"timer of shard {shard.number} runs")
+        running.add_done_callback(lambda _: self._keeper.wake(shard.number))
         self._here[shard.number] = _Here(tenure, running)
+
+    def _id_count(self) -> int:
+        return sum(here.tenure.log.ids.id_count for here in self._here.values())
 
     async def _give_up(self, number: int) -> None:
         """Forget a shard, which may be another node's by now."""

@@ -210,8 +210,9 @@ async def run(
             timers: TimerService | AllTimers = timer
             if node is not None:
                 timer_shards = TimerShards(
-                    node, routes, files, clock, config.timer, broker=config.cluster.timers_broker,
-                    directory=config.data, window_ms=config.store.dedup_window_ms, metrics=timer.metrics,
+                    node, routes, clock, config.timer, broker=config.cluster.timers_broker,
+                    directory=config.data, window_ms=config.store.dedup_window_ms, ids_max=config.store.dedup_ids_max,
+                    metrics=timer.metrics,
                 )  # fmt: skip
                 parts.push_async_callback(timer_shards.close)
                 timers = AllTimers(timer, timer_shards)
@@ -284,6 +285,7 @@ async def run(
                     tasks.create_task(balancer.run(), name="balance"),
                     tasks.create_task(group_mirror.run(), name="groups told to Kafka"),
                 ]
+                await asyncio.gather(group_shards.settled(), timer_shards.settled())
             limiter = ConnectionLimiter(config.limits, gateway.stats, clock.now_ms)
             ssl_context = None if tls is None else tls.context
             if config.workers:
@@ -321,6 +323,7 @@ async def run(
                 log.info("stopping; a second signal stops at once")
                 if node is not None:
                     await asyncio.gather(group_shards.save(), timer_shards.save())
+                    await node.give_kafka()
                 await asyncio.sleep(config.drain_delay_ms / 1000)
                 log.info("draining")
                 gateway.draining.set()
