@@ -181,6 +181,15 @@ async def test_a_node_that_stops_has_the_others_take_over_what_it_owns_on_kafka_
         assert (served(first), served(second)) == (0, 40), "there is nothing to give"
 
 
+async def test_a_node_that_drains_gives_what_it_owns_on_kafka(hurry: None) -> None:
+    async with two_with_kafka(3) as (first, second):
+        for node in (first, second):
+            node.members["n1"] = replace(node.members["n1"], draining=True)
+        await Balancer(first, first._routes, _give, (), moves_per_s=1).drain()
+        assert first.owned_on_kafka() == {"n2": 3}
+        assert (served(first), served(second)) == (0, 3)
+
+
 async def test_what_nobody_takes_stays_with_its_owner(hurry: None) -> None:
     async with two_with_kafka(3) as (first, second):
         del second.answers[TAKE]  # a program of before

@@ -229,6 +229,7 @@ async def test_delayed_records_are_delivered_once_over_kills_and_stops(
         assert all(stored_ms[one.value] >= one.due_ms for one in nodes.sent), "early"
         late_ms = {one.value: stored_ms[one.value] - max(one.due_ms, one.told_ms) for one in nodes.sent}
         told: dict[tuple[bool, bool], list[float]] = {}
+        too_late = []
         bounds_ms = [at_ms - 2000 for at_ms, _, _ in events] + [1 << 62]  # what was due before may be on its way
         for (at_ms, name, is_dead), (from_ms, until_ms) in zip(events, pairwise(bounds_ms), strict=True):
             concerned = [one for one in nodes.sent if from_ms <= one.due_ms < until_ms]
@@ -237,8 +238,8 @@ async def test_delayed_records_are_delivered_once_over_kills_and_stops(
                 told.setdefault((is_dead, stays), []).append(max(late, default=0) / 1000)
             latest = sorted(concerned, key=lambda one: late_ms[one.value])[-5:]
             shown = [(one.partition, one.due_ms - at_ms, one.told_ms - at_ms, late_ms[one.value]) for one in latest]
-            for stays in (True, False):
-                assert told[is_dead, stays][-1] <= (DEAD_S if is_dead else CLEAN_S), (name, stays, told, shown)
+            if max(told[is_dead, True][-1], told[is_dead, False][-1]) > (DEAD_S if is_dead else CLEAN_S):
+                too_late.append((name, is_dead, shown))
         for is_dead in {is_dead for is_dead, _ in told}:
             latest_s = sorted(map(max, told[is_dead, True], told[is_dead, False]))
             p50, p99, most = (latest_s[round(share * (len(latest_s) - 1))] for share in (0.5, 0.99, 1))
@@ -248,6 +249,7 @@ async def test_delayed_records_are_delivered_once_over_kills_and_stops(
             f" killed {told.get((True, True))}, stopped {told.get((False, True))}; of partitions that lost their owner"
             f" too: killed {told.get((True, False))}, stopped {told.get((False, False))}"
         )
+        assert not too_late
 
 
 class Again(NamedTuple):
@@ -330,6 +332,9 @@ async def test_a_client_of_python_sends_with_a_delay(tmp_path: Path, etcd: EtcdS
         more = await asyncio.gather(*[client.send(TOPIC, nodes.first + 40 + n, delay=0.5) for n in range(40)])
         assert all(receipt.schedule_id for receipt in more)
         await asyncio.sleep(8)
+        for name in nodes.away:
+            await nodes.servers[name].start()  # it has the records from before the partitions were moved
+        nodes.away.clear()
         assert await delivered_of(nodes) == Counter(range(nodes.first, nodes.first + 80))
 
 
