@@ -59,7 +59,7 @@ _SHARD_BITS = 48
 """Of a position; the rest is the offset in the shard. No log of a node has so many bytes."""
 
 RECENT_BYTES_MAX = 2 * MiB
-"""Of entries that were appended last, for the timer, which reads each of them at once."""
+"""Of entries that were appended, or read in a takeover, for the timer, which reads each of them at once."""
 
 READ_BYTES = 1 * MiB
 NEAR_BYTES = 64 * KiB
@@ -116,7 +116,7 @@ class TimerShardLog:
         self.shard = shard
         self._clock = clock
         self.ids = ids
-        self._ids_from = 0
+        self._snapshot_until = 0
         self.base = base_of(shard.number)
         self.events = ShardLog(shard)
         self._start = 0
@@ -138,8 +138,8 @@ class TimerShardLog:
         self._call_off = self.shard.kafka.watch(TIMER.topic_id, lambda ends: grown.set() if tenure in ends else None)
 
     async def load_ids(self, parts: Sequence[NamedPart], until: int) -> None:
-        """Know what parts tell of entries before an offset. Raises what reading raises."""
-        self._ids_from = until
+        """Know what parts tell of entries before an offset, up to which a snapshot is. Raises what reading raises."""
+        self._snapshot_until = until
         await self.ids.load(parts, self.events, self.shard.queue, self._clock.now_ms())
 
     async def tell_ids(self, before: int) -> Sequence[NamedPart]:
@@ -224,7 +224,8 @@ class TimerShardLog:
         return [found[position] for position in positions]
 
     async def sources_since(self, position: int) -> set[Source]:
-        """See `Log.sources_since`: of what is over, too. Learns of claims, and of ids that no part tells of."""
+        """See `Log.sources_since`: of what is over, too. Learns of claims, and of ids that no part tells of. What
+        intake reads next is at hand then, as far as RECENT_BYTES_MAX goes."""
         sources: set[Source] = set()
         at, end = max(position - self.base, self._start), self._end
         while at < end:
@@ -233,8 +234,10 @@ class TimerShardLog:
                 flags, entry = self._parsed(raw)
                 sources.update(entry.sources)
                 self._consumed(entry)
-                if entry.base_offset >= self._ids_from:
+                if entry.base_offset >= self._snapshot_until:
                     self.ids.stored(entry)
+                    if self._recent_bytes < RECENT_BYTES_MAX:
+                        self._remember(entry)
                 if flags & _CLAIM:
                     [record] = record_batch.decode(entry.batch)
                     for source in packed_sources(record.value or b""):
