@@ -156,6 +156,7 @@ class Tenure:
             run_blocking=run_blocking, key_index=key_index,
         )  # fmt: skip
         self._snapshots = snapshots_of(shard, self.log.events)
+        self._saving = asyncio.Lock()  # one that is under way has taken ids that the next one would not name
         self._saved_s = 0.0
         self._saved_offset = 0
 
@@ -201,20 +202,21 @@ class Tenure:
     async def save(self) -> None:
         """Have the log say what is over, save a snapshot, and give up the records that nothing needs any more. Raises
         what Kafka and the metadata raise: then the snapshot before counts."""
-        self._saved_s = _now_s()
-        await self.log.tell_over()
-        self.log.forget(self.timer.may_be_pending)
-        claims_from = self.log.claims_from
-        await self.timer.expire()
-        needed = min(self.timer.needed_position, claims_from) - self.log.base
-        saved = await self.timer.save()
-        saved = saved._replace(delivered_from=min(saved.delivered_from, claims_from))
-        if saved.queue_offset > self._saved_offset:
-            ids = await self.log.tell_ids(saved.queue_offset)
-            needed = min([needed, *(offset for offset, _ in ids)])
-            await self._snapshots.save(saved.queue_offset, saved.encoded, needed=needed, ids=ids)
-            # Its own parts are behind it, and no reason for another one.
-            self._saved_offset = self.log.bounds(TIMER_QUEUE).max_offset
+        async with self._saving:
+            self._saved_s = _now_s()
+            await self.log.tell_over()
+            self.log.forget(self.timer.may_be_pending)
+            claims_from = self.log.claims_from
+            await self.timer.expire()
+            needed = min(self.timer.needed_position, claims_from) - self.log.base
+            saved = await self.timer.save()
+            saved = saved._replace(delivered_from=min(saved.delivered_from, claims_from))
+            if saved.queue_offset > self._saved_offset:
+                ids = await self.log.tell_ids(saved.queue_offset)
+                needed = min([needed, *(offset for offset, _ in ids)])
+                await self._snapshots.save(saved.queue_offset, saved.encoded, needed=needed, ids=ids)
+                # Its own parts are behind it, and no reason for another one.
+                self._saved_offset = self.log.bounds(TIMER_QUEUE).max_offset
 
 
 def _now_s() -> float:

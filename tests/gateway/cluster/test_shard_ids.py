@@ -7,6 +7,7 @@ Covers gateway.cluster.shard_ids.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from random import Random
@@ -18,7 +19,7 @@ from gateway.brokers.kafka import broker as kafka_broker
 from gateway.brokers.kafka import writer as writing
 from gateway.cluster import shard_ids, shard_log
 from gateway.cluster.mover import MoveConflict
-from gateway.cluster.shard_ids import ShardIds
+from gateway.cluster.shard_ids import NamedPart, ShardIds
 from store.errors import AlreadyStored, Corrupt, IdentityReused, Overloaded, StoreError, TooManyIds
 from store.types import Acks, Identity, RequestPart
 from tests.gateway.brokers.kafka.fake import strangers_batch
@@ -143,6 +144,20 @@ async def test_a_repeat_has_the_answer_of_its_first_before_and_behind_its_delive
     assert log.start > before, "and its first is given up"
 
 
+@pytest.mark.parametrize("due_ms", [0, 1, 999, 1_000_000])
+async def test_what_was_due_long_ago_is_delivered_at_once_and_once(due_ms: int) -> None:
+    world, (first, second) = await nodes(2)
+    await first.take()
+    one = Sent([(due_ms, b"late")], named(b"late"), world.clock.now_ms())
+    assert await one.to(first) is False
+    await first.step()
+    assert counts_of(await world.delivered()) == {b"late": 1}
+    await second.take()
+    assert await one.to(second) is True
+    await second.step()
+    assert counts_of(await world.delivered()) == {b"late": 1}
+
+
 async def test_of_equal_sends_at_a_time_one_is_accepted() -> None:
     world, (first,) = await nodes(1)
     await first.take()
@@ -247,6 +262,37 @@ async def test_a_send_that_ends_while_a_snapshot_is_written_is_in_a_part() -> No
         assert await sending is False
         await second.take()
         assert await one.to(second) is True, turns
+
+
+async def test_two_snapshots_at_a_time_name_all_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a node stops while it saves."""
+    world, (first, second) = await nodes(2)
+    tenure = await first.take()
+    one, other = [sent(world, 50_000, named(name), name) for name in (b"a", b"b")]
+    assert await one.to(first) is False
+    await first.step()
+    ids, go_on = tenure.log.ids, asyncio.Event()
+    tell = ids.tell
+
+    async def slow(put: Callable[[bytes], Awaitable[int]], before: int, now_ms: int) -> Sequence[NamedPart]:
+        async def put_slowly(content: bytes) -> int:
+            await go_on.wait()
+            return await put(content)
+
+        return await tell(put_slowly, before, now_ms)
+
+    monkeypatch.setattr(ids, "tell", slow)
+    saving = asyncio.create_task(tenure.save())
+    await asyncio.sleep(0.01)
+    monkeypatch.setattr(ids, "tell", tell)
+    assert await other.to(first) is False
+    await first.step()
+    again = asyncio.create_task(tenure.save())
+    await asyncio.sleep(0.01)
+    go_on.set()
+    await asyncio.gather(saving, again, return_exceptions=True)
+    await second.take()
+    assert (await one.to(second), await other.to(second)) == (True, True)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
