@@ -286,8 +286,9 @@ class TimerShards:
         it is not here."""
         shard = shard_of_queue(append.queue)
         assert shard is not None
-        if (to := self._routes.attached(append.delays[0].topic_id)) is not None:
-            await self._node.attached[to.broker].check_delayed(append)
+        to = self._routes.attached(append.delays[0].topic_id)
+        if to is not None and (kafka := self._node.attached.get(to.broker)) is not None:
+            await kafka.check_delayed(append)
         return await self.timer(shard).schedule(replace(append, queue=TIMER_QUEUE), acks=acks, keys=keys)
 
     # ---- taking up --------------------------------------------------------------------------------------------------
