@@ -20,8 +20,12 @@ log = logging.getLogger(__name__)
 BASE_VERSION = 2
 """What a directory gets when it is made or opened."""
 
-VERSION = 3
-"""The highest one that this program knows. Since 3 entries of the log may name light queues."""
+VERSION = 4
+"""The highest one that this program knows. Since 3 entries of the log may name light queues. 4 changes nothing in a
+directory: it is what nodes tell each other (SHARD_IDS_FORMAT)."""
+
+SHARD_IDS_FORMAT = 4
+"""Nodes that know it keep the ids of delayed sends in shards on Kafka (gateway/cluster/shard_ids.py)."""
 
 _PREFIX = b"mq data format "
 _BYTES_MAX = 64

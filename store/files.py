@@ -28,7 +28,7 @@ import resource
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from store.kernel_sync import KernelSync
 from store.types import Buffer
@@ -404,6 +404,8 @@ def _opened(path: Path, flags: int, mode: int = 0o777) -> int:
 class OsFiles:
     """The real file system."""
 
+    _file: ClassVar[type[OsFile]] = OsFile
+
     @property
     def handle_limit(self) -> int:
         """See `Files.handle_limit`."""
@@ -418,7 +420,7 @@ class OsFiles:
             if create or error.errno != errno.EROFS:
                 raise
             fd = _opened(path, os.O_RDONLY | os.O_NOFOLLOW)
-        return OsFile(fd, path)
+        return self._file(fd, path)
 
     def list(self, directory: Path) -> list[str]:
         """See `Files.list`."""
@@ -477,3 +479,22 @@ class OsFiles:
         """See `Files.free_bytes`."""
         stat = os.statvfs(directory)
         return stat.f_bavail * stat.f_frsize
+
+
+class CacheFile(OsFile):
+    """A file that no other process reads: nothing of it is made durable."""
+
+    def datasync(self) -> None:
+        """Nothing is to be durable."""
+
+
+class CacheFiles(OsFiles):
+    """Files of a cache, which goes with the process: each of their syncs would hold up the event loop for nothing."""
+
+    _file = CacheFile
+
+    def sync_dir(self, directory: Path) -> None:
+        """Nothing is to be durable."""
+
+    def sync_all(self, directory: Path) -> None:
+        """Nothing is to be durable."""

@@ -73,7 +73,6 @@ def _without_store(etcd: EtcdServer, directory: Path) -> Mapping[str, str]:
         "MQ_CLUSTER_NODE": "n1",
         "MQ_CLUSTER_INTERNAL_PORT": "0",
         "MQ_CLUSTER_GROUPS_BROKER": "kafka1",
-        "MQ_CLUSTER_TIMERS_BROKER": "kafka1",
         "MQ_CLUSTER_SECRET_FILE": str(directory / "secret"),
         "MQ_CLUSTER_ETCD": ",".join(etcd.config.endpoints),
         "MQ_CLUSTER_ETCD_CA_FILE": str(etcd.ca_file),
@@ -87,5 +86,6 @@ def _settings(endpoint: str, more: Mapping[str, str], data: Path, given: Mapping
     return {
         "MQ_CLUSTER_KAFKA": f"kafka1=kafka://{endpoint}?replication=1&min_insync=1&prefix={prefix}.",
         "MQ_CLUSTER_DEFAULT_BROKER": "kafka1",
+        "MQ_CLUSTER_TIMERS_BROKER": "kafka1",
         **({**more, "MQ_CLUSTER_PREFIX": f"{prefix}/"} if more else {}),
     }

@@ -15,6 +15,8 @@ Invariants
         stands still.
     D4  What a partition's broker has refused waits apart, and what is due for the same partition waits behind it: the
         others go on. It waits in memory, as much as HELD_SHARE says; beyond it all wait.
+    D5  Nothing waits behind a record that is refused for what it is: batches with it become smaller until it is alone,
+        then it is tried now and then, for REFUSED_S, and dropped.
 """
 
 from __future__ import annotations
@@ -27,10 +29,10 @@ from store.errors import DiskFull, Overloaded, RecordTooLarge, StoreError, Store
 from store.limits import KiB, MiB
 from store.types import Acks, Source
 from store.uncancelled import to_its_end
-from timer.delivery import DueRecords, Group, Grouping
+from timer.delivery import SCHEDULE_ID_HEADER, DueRecords, Group, Grouping
 from timer.items import Item, fire_ms_of, item_of, source_of
 from timer.open_slots import Load
-from timer.ports import Partitions, Target
+from timer.ports import Delivered, Partitions, Target
 from timer.prefetch import LATE_MS, PREFETCH_RECORDS_MAX, due_soon, indexes_of
 from timer.schedule import SLOT_MS
 from timer.state import TURN_UNITS, TimerState, wait
@@ -47,6 +49,13 @@ HELD_RETRY_MS_MAX = 5_000
 
 HELD_SHARE = 2
 """What waits for brokers that are away may be this part of `heap_count_max`."""
+
+REFUSED_S = 600.0
+"""How long a record is tried that the broker of its partition refuses for what it is: its settings may have changed
+since it was accepted."""
+
+REFUSED_RETRY_S = 60.0
+"""How often."""
 
 PIECE_RECORDS_MAX = 256
 PIECE_BYTES_MAX = 48 * KiB
@@ -67,7 +76,7 @@ _IDLE_MS_MAX = 500
 _STANDSTILL_MS_MAX = 32  # how rarely a clock is looked at that stands still just before something is due
 
 
-_Put = Callable[[list[Group]], Awaitable[list[Sequence[int] | None]]]
+_Put = Callable[[list[Group]], Awaitable[Sequence[Delivered]]]
 
 
 class Firing:
@@ -82,6 +91,10 @@ class Firing:
         self._held_count = 0
         self._retry_s = 0.0  # when it is tried again, by the event loop's clock
         self._retry_ms = RETRY_MS
+        self._refused: list[Item] = []  # each alone, for what it is (D5); they count among those held
+        self._refused_retry_s = 0.0
+        self._refused_since_s: dict[Item, float] = {}
+        self._records_max: dict[Target, int] = {}  # of a batch, where one was refused
         self._lost_targets: set[Target] = set()
 
     async def run(self) -> None:
@@ -116,7 +129,8 @@ class Firing:
         """How long nothing can become due, by a clock that may lie: so never long, and never 0."""
         if self._blocked:
             return RETRY_MS
-        wait_ms = min(RETRY_MS, self._open_interval_ms()) if self._held else self._open_interval_ms()
+        is_waiting = self._held or self._refused
+        wait_ms = min(RETRY_MS, self._open_interval_ms()) if is_waiting else self._open_interval_ms()
         fire_ms = self._state.open.next_fire_ms()
         return wait_ms if fire_ms is None else max(1, min(wait_ms, fire_ms - self._state.clock.now_ms()))
 
@@ -204,10 +218,19 @@ class Firing:
 
     def _release_held(self) -> None:
         """Try again what waits apart: now and then; a little of it also when nothing else is due."""
+        open_slots, now_s = self._state.open, asyncio.get_running_loop().time()
+        if self._refused and now_s >= self._refused_retry_s:
+            self._refused_since_s = {item: self._refused_since_s.get(item, now_s) for item in self._refused}
+            open_slots.put_back(self._refused)
+            self._held_count -= len(self._refused)
+            self._refused = []
+        for target in [target for target in self._held if self._partitions.has_moved(target)]:
+            items = self._held.pop(target)
+            open_slots.put_back(items)
+            self._held_count -= len(items)
         if not self._held:
             self._retry_ms = RETRY_MS
             return
-        open_slots, now_s = self._state.open, asyncio.get_running_loop().time()
         next_ms = open_slots.next_fire_ms()
         is_idle = next_ms is None or next_ms > self._state.clock.now_ms()
         if now_s < self._retry_s and not (is_idle and self._held_count <= CATCH_UP_RECORDS_MAX):
@@ -217,16 +240,61 @@ class Firing:
         for items in self._held.values():
             open_slots.put_back(items)
         self._held.clear()
-        self._held_count = 0
+        self._held_count = len(self._refused)
 
     def _hold(self, group: Group) -> None:
         """Have a group wait for its partition's broker (D4)."""
+        if self._may_hold(group):
+            self._held.setdefault(group.target, []).extend(group.items)
+
+    def _may_hold(self, group: Group) -> bool:
+        """Whether a group may wait apart, where it then counts; else all wait for it."""
         if self._held_count + len(group.items) > self._state.config.heap_count_max // HELD_SHARE:
             self._blocked = True
             self._state.open.put_back(group.items)
-            return
-        self._held.setdefault(group.target, []).extend(group.items)
+            return False
         self._held_count += len(group.items)
+        return True
+
+    def _refuse(self, group: Group, error: StoreError) -> int:
+        """Go on without a group that is refused for what is in it (D5); how many records are tried again."""
+        count = len(group.items)
+        if count > 1:
+            self._records_max[group.target] = count // 2
+            self._hold(group)
+            return count
+        [item] = group.items
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._refused_since_s.get(item, now_s) >= REFUSED_S:
+            del self._refused_since_s[item]
+            self._drop(group, error)
+            return 0
+        if item not in self._refused_since_s:
+            self._refused_since_s[item] = now_s
+            log.error(
+                "timer: a due record is refused, tried for %d s and then dropped, topic id=%d partition=%d: %s",
+                REFUSED_S, *group.target, error,
+            )  # fmt: skip
+        if self._may_hold(group):
+            if not self._refused:
+                self._refused_retry_s = now_s + REFUSED_RETRY_S
+            self._refused.append(item)
+        return 1
+
+    def _small_enough(self, group: Group) -> Iterator[Group]:
+        """A group, or its parts where a batch of its partition was refused, what is refused apart (D5)."""
+        count, known = len(group.items), self._refused_since_s
+        is_small = count <= self._records_max.get(group.target, count)
+        if count == 1 or (is_small and not (known and any(item in known for item in group.items))):
+            yield group
+            return
+        for half in group.halves():
+            yield from self._small_enough(half)
+
+    def _is_taken(self, target: Target) -> None:
+        """A partition has taken a batch: the next ones may be larger."""
+        if (count := self._records_max.pop(target, 0)) and count < CATCH_UP_RECORDS_MAX:
+            self._records_max[target] = 2 * count
 
     def _go_count_max(self) -> int:
         """How many records to take in one go, so that half of its bytes are enough by all appearances: when they are
@@ -351,6 +419,8 @@ class Firing:
             groups = [group for group in groups if group.target not in self._held]
         if not groups:
             return again_count
+        if self._records_max or self._refused_since_s:
+            groups = [part for group in groups for part in self._small_enough(group)]
         state = self._state
         try:
             stored = await put(groups)
@@ -376,6 +446,14 @@ class Firing:
                 self._hold(group)
                 again_count += len(group.items)
                 continue
+            if isinstance(offsets, StoreError):
+                again_count += self._refuse(group, offsets)
+                continue
+            if self._records_max:
+                self._is_taken(group.target)
+            if self._refused_since_s:
+                for item in group.items:
+                    self._refused_since_s.pop(item, None)
             self._leave(group)
             if group.delays:
                 state.metrics.rolled_count += len(group.items)
@@ -387,7 +465,7 @@ class Firing:
             await state.log.yield_to_loop()
         return again_count
 
-    async def _deliver(self, groups: Sequence[Group]) -> list[Sequence[int] | None]:
+    async def _deliver(self, groups: Sequence[Group]) -> Sequence[Delivered]:
         """Have due groups stored in their partitions."""
         dues = []
         for group in groups:
@@ -395,7 +473,7 @@ class Firing:
             await self._state.log.yield_to_loop()
         return await self._partitions.deliver(dues)
 
-    async def _roll(self, groups: Sequence[Group]) -> list[Sequence[int] | None]:
+    async def _roll(self, groups: Sequence[Group]) -> Sequence[Delivered]:
         """Copy groups that roll to the head of the log."""
         appends = []
         for group in groups:
@@ -414,12 +492,11 @@ class Firing:
                 waiting.set_result(delivered)
 
     def _drop(self, group: Group, error: StoreError) -> None:
-        if isinstance(error, RecordTooLarge):
+        if not isinstance(error, UnknownQueue):
             log.error(
-                "timer: dropping a record that cannot be delivered, entry=%d: %s",
-                source_of(group.items[0]).position,
-                error,
-            )
+                "timer: dropping a record that cannot be delivered, schedule=%s topic id=%d partition=%d: %s",
+                (dict(group.records[0].headers).get(SCHEDULE_ID_HEADER) or b"").decode(), *group.target, error,
+            )  # fmt: skip
         elif group.target not in self._lost_targets:
             self._lost_targets.add(group.target)
             log.warning(

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from store.errors import StoreError
 from store.light_names import LightNames
 from store.types import Acks, Append, Appended, Boundary, Bounds, Entry, QueueKey, ReadResult, Source
 
@@ -89,13 +90,22 @@ class Due(NamedTuple):
     """The light queues of the records."""
 
 
+Delivered = Sequence[int] | StoreError | None
+"""What became of a batch: the offsets of its records; None: not stored, to be tried again; an error: it was refused for
+what is in it, and nothing of it was stored."""
+
+
 class Partitions(Protocol):
     """The partitions that delays name."""
 
-    async def deliver(self, dues: Sequence[Due]) -> list[Sequence[int] | None]:
-        """Store due records in their partitions, those of one partition in their order; durable on return. The offsets
-        of each batch's records; None: not stored, to be tried again. A record that was stored by an earlier call is not
-        stored again. Raises UnknownQueue, RecordTooLarge, Overloaded or DiskFull when nothing was stored."""
+    async def deliver(self, dues: Sequence[Due]) -> Sequence[Delivered]:
+        """Store due records in their partitions, those of one partition in their order; durable on return. What became
+        of each batch. A record that was stored by an earlier call is not stored again. Raises UnknownQueue,
+        RecordTooLarge, Overloaded or DiskFull when nothing was stored."""
+        ...
+
+    def has_moved(self, target: Target) -> bool:
+        """Whether a partition is elsewhere by now than where its last batch was not stored."""
         ...
 
     async def offset_for_time(self, target: Target, time_ms: int) -> int:
@@ -114,13 +124,17 @@ class OwnPartitions:
     def __init__(self, log: PartitionedLog) -> None:
         self._log = log
 
-    async def deliver(self, dues: Sequence[Due]) -> list[Sequence[int] | None]:
+    async def deliver(self, dues: Sequence[Due]) -> Sequence[Delivered]:
         """See `Partitions`."""
         appendeds = await self._log.append([append_of(due, QueueKey(*due.target)) for due in dues], acks=Acks.FLUSHED)
         return [
             range(appended.base_offset, appended.base_offset + due.record_count)
             for due, appended in zip(dues, appendeds, strict=True)
         ]
+
+    def has_moved(self, target: Target) -> bool:
+        """See `Partitions`."""
+        return False
 
     async def offset_for_time(self, target: Target, time_ms: int) -> int:
         """See `Partitions`."""

@@ -186,6 +186,12 @@ class TimerService:
         finally:
             self._close_files()
 
+    def abandon(self) -> None:
+        """Release the files, which no other timer opens. Call after `run` has ended."""
+        if self._started:
+            self._started = False
+            self._close_files()
+
     def _close_files(self) -> None:
         self._wheel.close()
         self._pending_file.close()

@@ -136,6 +136,10 @@ class Cluster(Protocol):
         StillThere, Unavailable."""
         ...
 
+    def owned_on_kafka(self) -> Mapping[str, int]:
+        """How many partitions and shards on Kafka clusters each node owns."""
+        ...
+
     def owned(self, kind: str, node: str) -> list[str]:
         """The names of a kind that belong to a node."""
         ...

@@ -783,17 +783,23 @@ class Producer:
         return self._elsewhere(send.view, selector, parts)
 
     def _known(
-        self, view: TopicView, broker: Broker, original: Original, timestamp_ms: int | None, acks: Acks
+        self,
+        view: TopicView,
+        broker: Broker,
+        original: Original,
+        timestamp_ms: int | None,
+        acks: Acks,
+        timer: Scheduler | None = None,
     ) -> Receipt:
-        """The receipt of a record that an earlier send stored."""
+        """The receipt of a record that an earlier send stored, as a broker says, or a timer of its own."""
         if timestamp_ms is None:
             timestamp_ms = original.store_time_ms
         if (schedule := original.schedule) is None:
             partition, offset = place_of(self._routes, view.name, broker, original)
             return Receipt(partition, offset, timestamp_ms, None, None, acks, True)
         return Receipt(
-            original.queue.queue_id, None, timestamp_ms, with_node(_node_of(broker), encode_schedule_id(*schedule)),
-            schedule.due_ms, acks, True,
+            original.queue.queue_id, None, timestamp_ms,
+            with_node(_node_of(timer or broker), encode_schedule_id(*schedule)), schedule.due_ms, acks, True,
         )  # fmt: skip
 
     async def produce_batches(
@@ -1067,12 +1073,16 @@ class Producer:
                 continue
             if record.delay_ms is not None or record.deliver_at_ms is not None:
                 due_ms = self._due_ms(request_index, now_ms, record.delay_ms, record.deliver_at_ms)
-                if due_ms > now_ms:
-                    at = target, record.schedule_key, record.msg_id is not None
+                has_ids = record.msg_id is not None or identity is not None
+                if due_ms > now_ms or (
+                    # A repeat is to meet its first also when that was due meanwhile: a shard knows it, no partition.
+                    has_ids
+                    and record.deliver_at_ms is not None
+                    and self._routes.timer(topic_id, target, record.schedule_key, has_ids=True) is not None
+                ):
+                    at = target, record.schedule_key, has_ids
                     if (lists := timers.get(at)) is None:
-                        shard = None
-                        if record.msg_id is None and identity is None:  # ids are known to the partition's broker alone
-                            shard = self._routes.timer(topic_id, target, record.schedule_key)
+                        shard = self._routes.timer(topic_id, target, record.schedule_key, has_ids=has_ids)
                         broker = self._routes.writable(view.name, target).broker if shard is None else None
                         timers[at] = lists = by_timer.setdefault((broker, shard), ([], [], []))
                     if record.queues:
@@ -1160,7 +1170,7 @@ class Producer:
         for index, original in found.items():
             request_index = lane.request_indexes[index]
             send.receipts[request_index] = self._known(
-                send.view, part.route.broker, original, send.records[request_index].timestamp_ms, send.acks
+                send.view, part.route.broker, original, send.records[request_index].timestamp_ms, send.acks, lane.timer
             )
         if len(found) == count:
             return None

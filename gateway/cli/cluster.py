@@ -88,6 +88,10 @@ def backup(
         f"{out}: cluster {made.cluster}, nodes {', '.join(made.nodes)}; has everything acknowledged before "
         f"{time_shown(made.began_ms)}"
     )
+    if made.on_kafka:
+        print_note(
+            f"not in it: what {made.on_kafka} partitions, and shards of delayed records and of groups, have on Kafka"
+        )
 
 
 @app.command()

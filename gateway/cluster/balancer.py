@@ -1,7 +1,7 @@
 """What a node moves by itself: off itself, when it is to drain; to itself, when it is new or was added again.
 
-    drain    its partitions go to the brokers that take some, each to the one with the fewest; then its groups,
-             likewise. Whatever cannot go now is tried again
+    drain    others take over what it owns on Kafka clusters; its partitions go to the brokers that take some, each to
+             the one with the fewest; then its groups, likewise. Whatever cannot go now is tried again
     share    while it has fewer partitions than its share (all of them, by the brokers that take some, rounded down), it
              takes one from the broker with the most, so many a second at most. Groups stay where they are
 
@@ -67,6 +67,7 @@ class Balancer:
     async def drain(self) -> None:
         """Move everything off this node that can be moved now."""
         own = self._node.name
+        await self._node.give_kafka()
         try:
             moves, _ = plan_drain(await self._partitions(), own, self._node.takers(), MOVES_MAX)
         except NoTaker as error:

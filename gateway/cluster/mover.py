@@ -251,7 +251,8 @@ class Mover:
         last = begun.open_segment
         source, target = self._broker_named(last.broker), self._broker_named(to)
         queue = QueueKey(topic_id, move.queue_id_for(partition, begun.epoch))
-        await target.create_queue(queue)
+        if not _is_in(target, topic_id, partition, last) or target is not source:
+            await target.create_queue(queue)
         physical = 0 if isinstance(target, KafkaBroker) else (await target.bounds(queue)).max_offset
         leaving_queue = queue_of(topic_id, partition, last)
         shift = last.start - last.physical
@@ -309,9 +310,10 @@ class Mover:
         if isinstance(source, KafkaBroker):
             leaving = await self._next_fence(source, str(last.queue[0]), last.queue[1])
         if isinstance(target, KafkaBroker):
-            topic = target.kafka_topic(topic_id)
-            is_same = target is source and last.queue == (topic, partition)
-            coming = leaving if is_same else await self._next_fence(target, topic, partition)
+            if target is source and _is_in(target, topic_id, partition, last):
+                coming = leaving
+            else:
+                coming = await self._next_fence(target, target.kafka_topic(topic_id), partition)
         return leaving, coming
 
     async def _next_fence(self, broker: KafkaBroker, topic: str, partition: int) -> _NextFence:
@@ -462,6 +464,11 @@ def _served(broker: KafkaBroker, queue: QueueKey, segment: SegmentRecord) -> Ite
     except BaseException:
         broker.refuse(queue)  # if it was written after all, the node takes over anew what it does not serve
         raise
+
+
+def _is_in(broker: Broker, topic_id: int, partition: int, segment: SegmentRecord) -> bool:
+    """Whether a segment lies in the Kafka partition in which a broker has the partition's tenures."""
+    return isinstance(broker, KafkaBroker) and segment.queue == (broker.kafka_topic(topic_id), partition)
 
 
 def _before_on_same_node(record: PartitionRecord) -> list[SegmentRecord]:

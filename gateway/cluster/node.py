@@ -14,11 +14,11 @@ of its partitions, a broker before the chains that name it. What this node chang
                          its home, and who makes the topic waits for it. A home without a store has nothing to move: it
                          has the partition begin there, as does any other node when it has been away for TAKE_AFTER_S
     on a Kafka cluster   what this node owns and does not serve, as it was started again or is in doubt, it takes over
-                         anew; what a node owns that is away for TAKE_AFTER_S, any other one takes over; what one
-                         without a store owned, the next one at once
-    shards there         partitions of the system topics `__offsets`, `__timer` and `__recurring`
-                         (gateway/main/group_shards.py, timer_shards.py, recurring_shards.py): of a node that is away,
-                         one of the others, which all of them find out alike, takes each over at once
+                         anew. Of a node that is away, one of the others, which all of them find out alike, takes each
+                         partition over at once, any other one after TAKE_AFTER_S. A node that stops, or drains, has the
+                         others take over what it owns (`give_kafka`)
+    shards there         partitions of the system topics `__offsets`, `__timer` and `__recurring`, likewise, before all
+                         others (gateway/main/group_shards.py, timer_shards.py, recurring_shards.py)
 
 While the metadata cannot be reached nothing of this can be changed, and records come and go as before.
 """
@@ -151,20 +151,22 @@ FINISH_AFTER_S = 5.0
 """How long a move may take before another node takes it up. One takes milliseconds."""
 
 TAKE_AFTER_S = 5.0
-"""How long a node is away before others take over what it owns on a Kafka cluster."""
+"""How long a node is away before any other one takes over what it owns on a Kafka cluster."""
 
 TAKE_OWN_S = 10.0
 """How long a node that starts waits for Kafka to serve what it owns there."""
 
 TAKEN_AT_ONCE = 16
-"""Partitions on Kafka clusters; each waits for etcd and for Kafka."""
+"""Partitions on Kafka clusters; each waits for etcd and for Kafka. One that takes long holds up no others."""
 
-SHARD_TAKE_AFTER_S = 0.05
-"""Likewise, before the node that comes next takes over a shard, or what a node without a store owned: a listing of the
-metadata is applied by then."""
+NEXT_TAKE_AFTER_S = 0.05
+"""Likewise, before the node that comes next does: a listing of the metadata is applied by then."""
 
-SHARD_LOOK_INTERVAL_S = 0.05
+NEXT_LOOK_INTERVAL_S = 0.05
 """How often it is looked whether that time is over."""
+
+GIVEN_AT_ONCE = 2 * TAKEN_AT_ONCE
+"""Partitions on Kafka clusters that a node stops to serve before another one has taken them over."""
 
 VERIFY_INTERVAL_S = 10.0
 """How often it is written down how far those partitions are known."""
@@ -181,6 +183,9 @@ RETRY_S = 1.0
 GROUPS = "groups"
 NAME_SHARDS = {GROUPS: OFFSETS.topic_id, "recurring": RECURRING.topic_id}
 """The kinds of names that shards have, and the topics of those."""
+
+TAKE = "take"
+"""The operation between nodes that has one take over what the asking one owns on Kafka clusters."""
 
 RECEIPTS = "receipts/"
 """Where nodes tell each other the keys that they sign receipts with."""
@@ -253,7 +258,9 @@ class ClusterNode:
         self.name = name
         self.kafka: Mapping[str, KafkaBroker] = kafka or {}
         self._doubt = doubt or asyncio.Event()
-        self._taking: asyncio.Task[float] | None = None
+        self._taking: dict[tuple[int, int], asyncio.Task[None]] = {}  # over, of Kafka clusters
+        self._taken_at_once = asyncio.Semaphore(TAKEN_AT_ONCE)
+        self._giving: Collection[tuple[int, int]] = ()  # not to be taken over by this node
         self._away_since_s: dict[str, float] = {}
         self._metadata = metadata
         self._own = broker
@@ -291,8 +298,11 @@ class ClusterNode:
         self.schedule_in_shard: Schedules = no_shards
         """Accepts delayed records of a shard that is here. Set when there may be any."""
 
-        self.answers: dict[str, Callable[[Head], Awaitable[Head]]] = {}
+        self.answers: dict[str, Callable[[Head], Awaitable[Head]]] = {TAKE: self._take_given}
         """What this node answers others beside a broker's operations (`ask_all`), by operation."""
+
+        self.on_shards: list[Callable[[], None]] = []
+        """Called when `shard` may say something else than before."""
 
         self.members: dict[str, Member] = {}
         """All brokers of the cluster, by name."""
@@ -335,9 +345,10 @@ class ClusterNode:
 
     async def close(self) -> None:
         """Leave the other nodes' brokers."""
-        if self._taking is not None:
-            self._taking.cancel()
-            await asyncio.wait([self._taking])
+        if taking := list(self._taking.values()):
+            for task in taking:
+                task.cancel()
+            await asyncio.wait(taking)
         await self._opened.aclose()
 
     async def follow(self) -> None:
@@ -385,6 +396,13 @@ class ClusterNode:
         async with self._turn:
             await self._see_topics(seen)
         self._seen_revision = max(self._seen_revision, seen.revision)
+        if any(key.startswith(PARTITIONS) for key in values):
+            self._shards_changed()
+
+    def _shards_changed(self) -> None:
+        if self._follower.system_owners:
+            for wake in self.on_shards:
+                wake()
 
     def _check_process(self, session: Value) -> None:
         """A store keeps a second process from being this node; without one its session does. Raises NameTaken."""
@@ -987,10 +1005,11 @@ class ClusterNode:
         await self._seal_taken()
         while True:
             await self._begin_on_kafka()
-            interval_s = await self._take_kafka(loop.time())
+            interval_s = self._take_kafka(loop.time())
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._doubt.wait(), interval_s)
             self._doubt.clear()
+            self._shards_changed()
             with suppress(Unavailable):
                 await self._slots.tidy()
             now_s = loop.time()
@@ -1019,11 +1038,13 @@ class ClusterNode:
         """Serve what this node owns on Kafka clusters, before it is asked for it: a repeated send may name another
         partition than the one that knows its id. What takes longer, as Kafka does not answer, goes on behind that."""
         loop = asyncio.get_running_loop()
-        self._taking = loop.create_task(self._take_kafka(loop.time()), name="own partitions on Kafka")
-        await asyncio.wait([self._taking], timeout=TAKE_OWN_S)
+        until_s = loop.time() + TAKE_OWN_S
+        self._take_kafka(loop.time())
+        if taking := list(self._taking.values()):
+            await asyncio.wait(taking, timeout=max(0.0, until_s - loop.time()))
 
-    async def _take_kafka(self, now_s: float) -> float:
-        """Take over the partitions on Kafka clusters that no node serves; when to look again, in seconds."""
+    def _take_kafka(self, now_s: float) -> float:
+        """Begin to take over the partitions on Kafka clusters that no node serves; when to look again, in seconds."""
         owned = self._follower.on_kafka()
         homes = {record.home_of(at) for topic_id, at in self._beginning if (record := self._by_id.get(topic_id))}
         owners = {known.record.owner for known in owned.values()} | homes
@@ -1031,30 +1052,94 @@ class ClusterNode:
         self._away_since_s = {name: self._away_since_s.get(name, now_s) for name in away}
         interval_s = LOOK_INTERVAL_S
         due: list[tuple[int, int, str]] = []
-        for (topic_id, partition), known in sorted(owned.items()):  # shards first
+        for at, known in sorted(owned.items()):  # shards first
             owner, broker = known.record.owner, known.record.open_segment.broker
-            if broker not in self.kafka or (topic_id, partition) in self._mover.moves:
+            if broker not in self.kafka or at in self._mover.moves or at in self._taking or at in self._giving:
                 continue
             if owner == self.name:
-                is_due = not self._mover.is_at(topic_id, partition, known.record, broker)
+                is_due = not self._mover.is_at(*at, known.record, broker)
             else:
-                is_at_once = topic_id in SHARD_TOPICS or not self.has_store(owner)  # it may not come back to them
-                is_next = is_at_once and self._next_owner(topic_id, partition) == self.name
-                after_s = SHARD_TAKE_AFTER_S if is_next else TAKE_AFTER_S
+                is_next = owner in away and _next_owner(*at, self._present_takers() or [self.name]) == self.name
+                after_s = NEXT_TAKE_AFTER_S if is_next else TAKE_AFTER_S
                 is_due = owner in away and now_s - self._away_since_s[owner] >= after_s
-                if is_next and owner in away and not is_due:
-                    interval_s = SHARD_LOOK_INTERVAL_S
+                if is_next and not is_due:
+                    interval_s = NEXT_LOOK_INTERVAL_S
             if is_due:
-                due.append((topic_id, partition, broker))
-        for first in range(0, len(due), TAKEN_AT_ONCE):
-            await asyncio.gather(*[self._finish(*one) for one in due[first : first + TAKEN_AT_ONCE]])
+                due.append((*at, broker))
+        for one in due:
+            self._begin_to_take(*one)
         return interval_s
 
-    def _next_owner(self, topic_id: int, partition: int) -> str:
-        """The node that takes a shard, or a partition, over at once whose owner is away: all nodes that see the same
-        ones there find the same one, and one node more or less changes few."""
-        place = str(partition) if topic_id in SHARD_TOPICS else f"{topic_id}/{partition}"
-        return max(self._present_takers() or [self.name], key=lambda name: (crc32(f"{name}/{place}".encode()), name))
+    def _begin_to_take(self, topic_id: int, partition: int, broker: str) -> asyncio.Task[None]:
+        """Take over a partition on a Kafka cluster, behind others; what fails is tried again later."""
+
+        async def take() -> None:
+            try:
+                async with self._taken_at_once:
+                    is_done = await self._finish(topic_id, partition, broker)
+            except Exception:
+                log.exception("partition cannot be taken over topic_id=%d partition=%d", topic_id, partition)
+                is_done = False
+            finally:
+                del self._taking[at]
+            if is_done:
+                self._doubt.set()  # there may be a new one meanwhile
+
+        at = topic_id, partition
+        if at not in self._taking:
+            self._taking[at] = asyncio.create_task(take(), name=f"takes over {topic_id}/{partition}")
+        return self._taking[at]
+
+    def owned_on_kafka(self) -> Counter[str]:
+        """How many partitions and shards on Kafka clusters each node owns, as far as is known here."""
+        return Counter(known.record.owner for known in self._follower.on_kafka().values())
+
+    async def give_kafka(self) -> None:
+        """Have the other nodes take over what this one owns on Kafka clusters, at once, as far as there are any that
+        do. What nobody takes stays this node's. Sends to it are held meanwhile."""
+        owned = {at: known for at, known in self._follower.on_kafka().items() if known.record.owner == self.name}
+        takers = [name for name in self._present_takers() if name != self.name]
+        if not owned or not takers:
+            return
+        by_taker: dict[str, list[tuple[int, int]]] = {}
+        for at in sorted(owned):
+            by_taker.setdefault(_next_owner(*at, takers), []).append(at)
+        self._giving = owned.keys()
+        try:
+            await asyncio.gather(*[self._give(name, ats, owned) for name, ats in by_taker.items()])
+        finally:
+            self._giving = ()
+            self._doubt.set()
+
+    async def _give(self, name: str, ats: Sequence[tuple[int, int]], owned: Mapping[tuple[int, int], Known]) -> None:
+        async def stop(topic_id: int, partition: int) -> None:
+            last = owned[topic_id, partition].record.open_segment
+            if (kafka := self.kafka.get(last.broker)) is not None:
+                await kafka.stop(queue_of(topic_id, partition, last))
+
+        async def note(topic_id: int, partition: int) -> None:
+            """Before this node takes over anew what it still owns."""
+            with suppress(MetadataError, ValueError):
+                self._follower.note(topic_id, partition, await self._mover.known(topic_id, partition))
+
+        for first in range(0, len(ats), GIVEN_AT_ONCE):
+            some = ats[first : first + GIVEN_AT_ONCE]
+            await asyncio.gather(*[stop(*at) for at in some])
+            self._shards_changed()
+            answer = await self._asked(name, TAKE, {"node": self.name, "partitions": some})
+            await asyncio.gather(*[note(*at) for at in some])
+            if answer is None:
+                return
+
+    async def _take_given(self, head: Head) -> Head:
+        """Take over what another node gives."""
+        due = []
+        for topic_id, partition in head["partitions"]:
+            known = self._follower.on_kafka().get((topic_id, partition))
+            if known is not None and known.record.owner == head["node"]:
+                due.append((topic_id, partition, known.record.open_segment.broker))
+        await asyncio.gather(*[self._begin_to_take(*one) for one in due if one[2] in self.kafka])
+        return {}
 
     async def _verify_kafka(self) -> None:
         for (topic_id, partition), known in self._follower.on_kafka().items():
@@ -1062,9 +1147,12 @@ class ClusterNode:
                 with suppress(MoveConflict, MetadataError, StoreError, UnknownBroker, ValueError):
                     self._follower.note(topic_id, partition, await self._mover.verify(topic_id, partition))
 
-    async def _finish(self, topic_id: int, partition: int, to: str) -> None:
+    async def _finish(self, topic_id: int, partition: int, to: str) -> bool:
+        """Whether a partition is on a broker now, as far as it can be told."""
         with self._logged("move that was left cannot be finished", topic_id, partition, to):
             await self._move(topic_id, partition, to, is_capped=False)
+            return True
+        return False
 
     @contextmanager
     def _logged(self, what: str, topic_id: int, partition: int, to: str) -> Iterator[None]:
@@ -1288,6 +1376,13 @@ class ClusterNode:
             if (found := await self._metadata.get(key)) is not None:
                 self._note_owner(key, _node_of(found.data), found.revision)
         return owner
+
+
+def _next_owner(topic_id: int, partition: int, takers: Collection[str]) -> str:
+    """The node that takes a partition on a Kafka cluster over: all nodes that see the same ones there find the same
+    one, and one node more or less changes few."""
+    own = f"{partition}" if topic_id in SHARD_TOPICS else f"{topic_id}/{partition}"
+    return max(takers, key=lambda name: (crc32(f"{name}/{own}".encode()), name))
 
 
 async def _no_groups(_group: str, _events: bytes, _size_bytes: int, _revision: int) -> bool:

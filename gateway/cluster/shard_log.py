@@ -12,11 +12,13 @@ through another node.
     a snapshot                    is in the same log: records with the key SNAPSHOT, each a part of it, which are none
                                   of the events. The metadata says where
 
-        shards/<topic id>/<shard>    {"v": 1, "next": 812, "first": 812, "end": 815, "bytes": 1200345, "crc": 4010}
+        shards/<topic id>/<shard>    {"v": 1, "next": 812, "first": 812, "end": 815, "bytes": 1200345, "crc": 4010,
+                                      "ids": [[640, 1800000000000], [811, 1800000030000]]}
 
     next     the snapshot holds what the events before this offset have led to
     first    the offset of its first record, and `end` the one behind its last; others' records may lie between
     bytes    of its content, and `crc`, their CRC-32
+    ids      where records are that know repeated sends, each with a time, ms (shard_ids.py); not there: there are none
 
 Invariants
     S1  `next` in the metadata only grows, and all events before it, and all parts of the snapshot, were acknowledged
@@ -29,6 +31,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 from zlib import crc32
 
 import orjson
@@ -160,12 +163,15 @@ class ShardSnapshots:
         self._log = log
         self._metadata = metadata
         self._clock = clock
+        self.ids: Sequence[tuple[int, int]] = ()
+        """What the snapshot that was loaded says of where ids are: offsets and times."""
 
     async def load(self) -> Snapshot | None:
         """See `Snapshots.load`. Raises Unavailable."""
         if (value := await self._metadata.get(self._key)) is None:
             return None
         place = orjson.loads(value.data)
+        self.ids = [(offset, time_ms) for offset, time_ms in place.get("ids", ())]
         name = str(place["next"]).encode()
         parts: list[bytes] = []
         offset = place["first"]
@@ -184,9 +190,16 @@ class ShardSnapshots:
             raise Corrupt(self._key, place["first"], "the snapshot is not whole")
         return Snapshot(place["next"], content)
 
-    async def save(self, next_offset: int, content: Callable[[], bytes], *, needed: int | None = None) -> None:
+    async def save(
+        self,
+        next_offset: int,
+        content: Callable[[], bytes],
+        *,
+        needed: int | None = None,
+        ids: Sequence[tuple[int, int]] = (),
+    ) -> None:
         """See `Snapshots.save`. The metadata may be away: Overloaded. `needed`: records from this offset on are not
-        given up, though the snapshot holds what they have led to."""
+        given up, though the snapshot holds what they have led to. `ids`: what `ids` says when it is loaded."""
         whole = content()
         name = str(next_offset).encode()
         first = end = next_offset
@@ -196,9 +209,11 @@ class ShardSnapshots:
             [appended] = await self._log.append([append], acks=Acks.FLUSHED)
             first = appended.base_offset if number == 0 else first
             end = appended.base_offset + 1
-        place = {
+        place: dict[str, Any] = {
             "v": 1, "next": next_offset, "first": first, "end": end, "bytes": len(whole), "crc": crc32(whole),
         }  # fmt: skip
+        if ids:
+            place["ids"] = [list(part) for part in ids]
         try:
             is_newest = await self._set(place)
         except MetadataError as error:
@@ -210,7 +225,7 @@ class ShardSnapshots:
                 next_offset if needed is None else min(next_offset, needed), verified=await self._verified()
             )
 
-    async def _set(self, place: dict[str, int]) -> bool:
+    async def _set(self, place: dict[str, Any]) -> bool:
         """Whether the metadata names this snapshot, and not a newer one."""
         while True:
             value = await self._metadata.get(self._key)

@@ -9,7 +9,8 @@
     claim     a record that names copies that are about to be delivered, in rows of a source each. Those whose delivery
               is over since the claim before are its sources: as deliveries are in the log of a node, which tells a
               restart of them
-    others    parts of snapshots (shard_log.py). Claims and these are records that the timer passes over
+    others    parts of snapshots (shard_log.py), and of what is known of repeated sends (shard_ids.py). Claims and these
+              are records that the timer passes over
 
 Exactly once. A record is delivered by the owner alone: whoever delivers has appended a claim of it, which an owner that
 was replaced cannot. What was claimed and is not known to be over may have been delivered. It is delivered again with
@@ -32,11 +33,11 @@ import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import NamedTuple, Protocol, TypeVar
 
 from gateway.brokers.base import AnswerLost, BrokerUnreachable
+from gateway.cluster.shard_ids import PART, NamedPart, ShardIds
 from gateway.cluster.shard_log import SHARDS, Shard, ShardLog
 from gateway.routing.delivery import RoutedPartitions, only
 from store import record_batch
@@ -49,7 +50,7 @@ from store.topics import TIMER, TIMER_QUEUE
 from store.types import Acks, Append, Appended, Bounds, Entry, QueueKey, ReadResult, ReadStatus, Source
 from timer.changes import NO_SCHEDULE, TOMBSTONE_TOPIC_ID
 from timer.delivery import SCHEDULE_ID_HEADER
-from timer.ports import Due, Target
+from timer.ports import Delivered, Due, Target
 
 MARK = b"mq-timer"
 _JSON_VALUES, _CLAIM = 1, 2
@@ -58,7 +59,7 @@ _SHARD_BITS = 48
 """Of a position; the rest is the offset in the shard. No log of a node has so many bytes."""
 
 RECENT_BYTES_MAX = 2 * MiB
-"""Of entries that were appended last, for the timer, which reads each of them at once."""
+"""Of entries that were appended, or read in a takeover, for the timer, which reads each of them at once."""
 
 READ_BYTES = 1 * MiB
 NEAR_BYTES = 64 * KiB
@@ -111,9 +112,11 @@ class Claim(NamedTuple):
 class TimerShardLog:
     """`timer.ports.Log` of a shard. `close` it when its tenure is over: what waits for Kafka then ends."""
 
-    def __init__(self, shard: Shard, clock: Clock) -> None:
+    def __init__(self, shard: Shard, clock: Clock, ids: ShardIds) -> None:
         self.shard = shard
         self._clock = clock
+        self.ids = ids
+        self._snapshot_until = 0
         self.base = base_of(shard.number)
         self.events = ShardLog(shard)
         self._start = 0
@@ -133,6 +136,22 @@ class TimerShardLog:
         self._start, self._known_end = await self.events.bounds(self.shard.queue)
         tenure, grown = self.shard.tenure, self._grown
         self._call_off = self.shard.kafka.watch(TIMER.topic_id, lambda ends: grown.set() if tenure in ends else None)
+
+    async def load_ids(self, parts: Sequence[NamedPart], until: int) -> None:
+        """Know what parts tell of entries before an offset, up to which a snapshot is. Raises what reading raises."""
+        self._snapshot_until = until
+        await self.ids.load(parts, self.events, self.shard.queue, self._clock.now_ms())
+
+    async def tell_ids(self, before: int) -> Sequence[NamedPart]:
+        """Have parts tell of the ids of all entries before an offset, and where they are. Raises what appends raise."""
+
+        async def put(content: bytes) -> int:
+            batch = record_batch.encode([Record(PART, content, self._clock.now_ms())])
+            part = Append(queue=self.shard.queue, batch=batch, record_count=1)
+            [appended] = await self.events.append([part], acks=Acks.FLUSHED)
+            return appended.base_offset
+
+        return await self.ids.tell(put, before, self._clock.now_ms())
 
     def close(self) -> None:
         """Wait for nothing any more."""
@@ -209,7 +228,8 @@ class TimerShardLog:
         return [found[position] for position in positions]
 
     async def sources_since(self, position: int) -> set[Source]:
-        """See `Log.sources_since`: of what is over, too. Learns of claims."""
+        """See `Log.sources_since`: of what is over, too. Learns of claims, and of ids that no part tells of. What
+        intake reads next is at hand then, as far as RECENT_BYTES_MAX goes."""
         sources: set[Source] = set()
         at, end = max(position - self.base, self._start), self._end
         while at < end:
@@ -218,6 +238,10 @@ class TimerShardLog:
                 flags, entry = self._parsed(raw)
                 sources.update(entry.sources)
                 self._consumed(entry)
+                if entry.base_offset >= self._snapshot_until:
+                    self.ids.stored(entry)
+                    if self._recent_bytes < RECENT_BYTES_MAX:
+                        self._remember(entry)
                 if flags & _CLAIM:
                     [record] = record_batch.decode(entry.batch)
                     for source in packed_sources(record.value or b""):
@@ -237,10 +261,18 @@ class TimerShardLog:
         for append in appends:
             if append.delays and append.delays[0].topic_id == TOMBSTONE_TOPIC_ID:
                 self._check_unclaimed(append.sources)
-        return await self._append(appends)
+        if all(append.identity is None for append in appends):
+            return await self._append(appends)
+        await self.refuse_known(appends, acks=acks)
+        begun = asyncio.ensure_future(self._append(appends))  # in the turn of the check: nothing comes in between
+        self.ids.begin(appends, begun)
+        return await asyncio.shield(begun)
 
     async def refuse_known(self, appends: Sequence[Append], *, acks: Acks) -> None:
-        """Nothing here has an identity."""
+        """See `Log.refuse_known`."""
+        while waiters := self.ids.in_flight(appends):
+            await asyncio.wait(waiters)
+        self.ids.check(appends, self._clock.now_ms())
 
     # ---- claims -----------------------------------------------------------------------------------------------------
 
@@ -277,6 +309,12 @@ class TimerShardLog:
         for source in sources:
             self.claimed.pop(source, None)
         self._over += sources
+
+    def refused(self, sources: Sequence[Source]) -> None:
+        """Nothing of copies that were claimed was stored, and what was stored by an earlier try would have been found:
+        they may be changed (T2) until they are claimed again."""
+        for source in sources:
+            self.claimed.pop(source, None)
 
     async def tell_over(self) -> None:
         """Have it in the log which deliveries are over, if any were since the last claim. Raises as `claim`."""
@@ -315,15 +353,17 @@ class TimerShardLog:
                 tag_hashes=append.tag_hashes,
                 delays=append.delays or [NO_SCHEDULE] * append.record_count,
                 sources=append.sources,
+                identity=append.identity,
             )
             self._consumed(entry)
+            self.ids.stored(entry)
             self._remember(entry)
         return [answer._replace(position=self.base + answer.base_offset) for answer in answers]
 
     def _sent(self, append: Append, flags: int) -> Append:
         """The append as it goes to Kafka. Raises RecordTooLarge."""
         flags |= _JSON_VALUES if append.json_values else 0
-        blocks = bytes([flags]) + encode_extension(replace(append, identity=None))
+        blocks = bytes([flags]) + encode_extension(append)
         batch = record_batch.marked(append.batch, MARK, blocks)
         return Append(queue=self.shard.queue, batch=batch, record_count=append.record_count)
 
@@ -336,13 +376,13 @@ class TimerShardLog:
     def _parsed(self, raw: Entry) -> tuple[int, Entry]:
         """The flags of an entry as Kafka has it, and the entry as the timer knows it. Raises Corrupt."""
         base_offset, count = raw.base_offset, raw.record_count
-        flags, tag_hashes, delays, sources = 0, raw.tag_hashes, raw.delays, raw.sources
+        flags, tag_hashes, delays, sources, identity = 0, raw.tag_hashes, raw.delays, raw.sources, None
         try:
             blocks = record_batch.mark_of(raw.batch, MARK)
             batch = raw.batch if blocks is None else record_batch.unmarked(bytearray(raw.batch), MARK)
             if blocks:
                 flags = blocks[0]
-                tag_hashes, delays, sources, _, _ = decode_extension(memoryview(blocks)[1:], count)
+                tag_hashes, delays, sources, identity, _ = decode_extension(memoryview(blocks)[1:], count)
         except (MalformedBatch, IndexError, KeyError, struct.error) as error:
             raise Corrupt(f"{self.shard.topic_name}/{self.shard.number}", base_offset, str(error)) from error
         return flags, Entry(
@@ -358,6 +398,7 @@ class TimerShardLog:
             tag_hashes=tag_hashes,
             delays=delays or [NO_SCHEDULE] * count,
             sources=sources,
+            identity=identity,
         )
 
     async def _answered(self, ask: Callable[[], Awaitable[T]]) -> T:
@@ -389,6 +430,10 @@ class Claims(Protocol):
         """The delivery of copies is certain."""
         ...
 
+    def refused(self, sources: Sequence[Source]) -> None:
+        """Nothing of copies that were claimed was stored."""
+        ...
+
 
 def schedules_in(headers: Headers) -> list[bytes]:
     """The schedules that a record's headers name: the last one is the timer's."""
@@ -416,7 +461,7 @@ class ClaimedPartitions:
         self._header = header.encode()
         self._named = named
 
-    async def deliver(self, dues: Sequence[Due]) -> list[Sequence[int] | None]:
+    async def deliver(self, dues: Sequence[Due]) -> Sequence[Delivered]:
         """See `Partitions.deliver`. Raises, too, what keeps a claim from being made."""
         found = [await self._found(due) for due in dues]  # before the claim: it may take long
         rest = [
@@ -424,20 +469,23 @@ class ClaimedPartitions:
             for number, (due, known) in enumerate(zip(dues, found, strict=True))
             if known is not None and len(known) < due.record_count
         ]
-        answers: Sequence[Sequence[int] | None] = ()
+        answers: Sequence[Delivered] = ()
         if rest:
             await self._claim([source for _, due in rest for source in due.sources])
             answers = await self._routed.deliver([due for _, due in rest])
-        told: list[Sequence[int] | None] = [
+        told: list[Delivered] = [
             list(known.values()) if known and len(known) == due.record_count else None
             for due, known in zip(dues, found, strict=True)
         ]
         for (number, _), offsets in zip(rest, answers, strict=True):
-            if offsets is not None:
+            if isinstance(offsets, StoreError):
+                told[number] = offsets
+                self._claims.refused(dues[number].sources)
+            elif offsets is not None:
                 new, known = iter(offsets), found[number] or {}
                 told[number] = [known[at] if at in known else next(new) for at in range(dues[number].record_count)]
         for due, its_offsets in zip(dues, told, strict=True):
-            if its_offsets is not None:
+            if its_offsets is not None and not isinstance(its_offsets, StoreError):
                 self._claims.over(list(due.sources))
         return told
 
@@ -475,6 +523,10 @@ class ClaimedPartitions:
                 at = read.next_offset
         except StoreError:
             return None
+
+    def has_moved(self, target: Target) -> bool:
+        """See `Partitions.has_moved`."""
+        return self._routed.has_moved(target)
 
     async def offset_for_time(self, target: Target, time_ms: int) -> int:
         """See `Partitions.offset_for_time`."""

@@ -17,7 +17,8 @@ Why the order makes a cut that a cluster can be made of:
     groups            one that moved meanwhile may have left a directory before that was copied, and have come to
                       another one after that was: the one that it came to is copied again
 
-So everything that was acknowledged before the backup began is in it, once.
+So everything that was acknowledged before the backup began is in it, once. What lies on a Kafka cluster is not:
+records, delayed records and groups alike (`ClusterBackup.on_kafka`).
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ import orjson
 
 from gateway.cluster.members import BROKERS, CLUSTER, FORMATS, NODES, OWNERS, membership_of
 from gateway.cluster.metadata import ABSENT, CAS_BYTES_MAX, CAS_KEYS_MAX, Listing, Metadata
+from gateway.cluster.mover import PARTITIONS
+from gateway.cluster.record import decode
 from gateway.cluster.restoring import restored
 from gateway.routing.delivery import message_id_of
 from gateway.settings.config import GatewayConfig
@@ -67,13 +70,15 @@ class NoBackup(StoreError):
 
 @dataclass(frozen=True, slots=True)
 class ClusterBackup:
-    """What a backup is of. Everything that was acknowledged before `began_ms` is in it."""
+    """What a backup is of. Everything that was acknowledged before `began_ms` is in it, but what partitions, and shards
+    of delayed records and groups, have on Kafka clusters: `on_kafka` of them, as the backup was made."""
 
     cluster: str
     began_ms: int
     ended_ms: int
     nodes: Sequence[str]
     without: Sequence[str]
+    on_kafka: int = 0
 
 
 class Restored(NamedTuple):
@@ -122,7 +127,8 @@ async def back_up(
             break
     else:
         raise NoBackup(f"groups keep moving to {', '.join(left)}: wait until nothing drains, and begin again")
-    made = ClusterBackup(cluster, began_ms, SystemClock().now_ms(), sorted(roots), sorted(without))
+    ended_ms = SystemClock().now_ms()
+    made = ClusterBackup(cluster, began_ms, ended_ms, sorted(roots), sorted(without), _on_kafka(last))
     kept = {key: value.data.decode() for key, value in last.values.items() if not key.startswith((NODES, FORMATS))}
     _write(out / METADATA, {"v": 1, "revision": last.revision, "values": kept})
     _write(out / MANIFEST, {"v": 1, **_fields(made)})
@@ -142,6 +148,12 @@ def _checked(listing: Listing, roots: Mapping[str, Path], without: Sequence[str]
     if missing := sorted(brokers - roots.keys() - set(without)):
         raise NoBackup(f"node {missing[0]} has no --data: name its directory, or say --without {missing[0]}")
     return cluster
+
+
+def _on_kafka(listing: Listing) -> int:
+    """How many partitions and shards have anything on a Kafka cluster."""
+    records = [decode(value.data) for key, value in listing.values.items() if key.startswith(PARTITIONS)]
+    return sum(any(segment.pid is not None for segment in record.segments) for record in records)
 
 
 def _came_to(before: Listing, after: Listing) -> set[str]:

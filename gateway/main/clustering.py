@@ -269,7 +269,7 @@ async def following(
         node = ClusterNode(name, metadata, broker, secret, kept, routes, clock, on_topics=lambda: None)
         node.cluster_id = cluster
         routes.refresh_by = node.refresh
-        routes.timers = ShardTimers(node, None)
+        routes.timers = ShardTimers(node, routes, None)
         try:
             yield node
         finally:

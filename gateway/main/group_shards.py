@@ -14,11 +14,10 @@ import logging
 from dataclasses import dataclass
 from functools import partial
 
-from gateway.cluster.mover import MoveConflict
 from gateway.cluster.node import GROUPS, ClusterNode
-from gateway.cluster.shard_log import SHARDS, Shard, ShardLog, shard_of
+from gateway.cluster.shard_log import Shard, ShardLog, shard_of
 from gateway.groups.coordinator.service import Coordinator
-from gateway.main.shards import ERRORS, LOOK_S, RETRY_S, is_settled
+from gateway.main.shard_keeping import ShardKeeper
 from store.errors import Overloaded
 from store.topics import OFFSETS
 
@@ -48,6 +47,7 @@ class GroupShards:
         self._node = node
         self._broker = broker
         self._here: dict[int, _Here] = {}
+        self._keeper = ShardKeeper(node, OFFSETS, broker=broker, look=self._look, is_here=self._here.__contains__)
         self._saving: list[asyncio.Task[None]] = []
 
     def begin(self) -> None:
@@ -68,8 +68,8 @@ class GroupShards:
 
     @property
     def is_settled(self) -> bool:
-        """See `gateway.main.shards.is_settled`."""
-        return is_settled(self._node, OFFSETS.topic_id, self._broker, self._is_here)
+        """See `ShardKeeper.is_settled`."""
+        return self._keeper.is_settled
 
     def _is_here(self, shard: int) -> bool:
         here = self._here.get(shard)
@@ -77,11 +77,7 @@ class GroupShards:
 
     async def run(self) -> None:
         """Take up what is this node's, and give up what is not any more, until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            if self._broker is not None:
-                tasks.create_task(self._begin_all(self._broker), name="groups on Kafka")
-            for shard in range(SHARDS):
-                tasks.create_task(self._look_after(shard), name=f"groups of shard {shard}")
+        await self._keeper.run()
 
     async def save(self) -> None:
         """Save a snapshot of every shard that is here, as another node is about to read them; does not wait long."""
@@ -89,30 +85,10 @@ class GroupShards:
         if self._saving:
             await asyncio.wait(self._saving, timeout=LAST_SAVE_S)
 
-    async def _begin_all(self, broker: str) -> None:
-        for shard in range(SHARDS):
-            while True:
-                try:
-                    await self._node.begin_shard(OFFSETS.topic_id, shard, broker)
-                    break
-                except MoveConflict:
-                    pass
-                except ERRORS as error:
-                    log.warning("groups cannot be kept on Kafka yet shard=%d broker=%s error=%s", shard, broker, error)
-                await asyncio.sleep(RETRY_S)
-
-    async def _look_after(self, shard: int) -> None:
-        while self._groups.shards.failure is None:
-            try:
-                await self._look(shard)
-            except ERRORS as error:
-                log.error("groups of a shard cannot be read, trying again shard=%d error=%s", shard, error)
-                await asyncio.sleep(RETRY_S)
-            await asyncio.sleep(LOOK_S)
-        raise self._groups.shards.failure
-
     async def _look(self, number: int) -> None:
         groups = self._groups.shards
+        if groups.failure is not None:
+            raise RuntimeError("the events of a shard have stopped") from groups.failure
         found, here = self._node.shard(OFFSETS.topic_id, number), self._here.get(number)
         if here is not None and (found is None or found.tenure != here.shard.tenure):
             if found is None and here.shard.is_served:

@@ -24,7 +24,8 @@ from gateway.cluster.shard_log import Shard, ShardLog, ShardSnapshots, shard_of
 from gateway.cluster.timer_shard import Claim, ClaimedPartitions
 from gateway.codec.tags import DELIVER_AT_HEADER, RECURRING_HEADER
 from gateway.main.recurring_names import RecurringNames
-from gateway.main.shards import ERRORS, Shards
+from gateway.main.shard_keeping import ERRORS
+from gateway.main.shards import Shards
 from gateway.recurring.definitions import RECURRING_EVENTS, Definition, Recurring
 from gateway.recurring.service import RecordRouting, RecurringSchedules, RecurringStats
 from gateway.routing.base import Routes
@@ -74,6 +75,10 @@ class _Claims:
         """See `Claims.over`."""
         for source in sources:
             self.claimed.pop(source, None)
+
+    def refused(self, sources: Sequence[Source]) -> None:
+        """See `Claims.refused`."""
+        self.over(sources)
 
     async def sources_since(self, position: int) -> set[Source]:
         """See `DeliveredSources`: the log of a shard says nothing of it."""
@@ -176,7 +181,7 @@ class AllRecurring:
 
     @property
     def is_settled(self) -> bool:
-        """See `gateway.main.shards.is_settled`."""
+        """See `ShardKeeper.is_settled`."""
         return self._shards.is_settled
 
     def _all(self) -> list[RecurringSchedules]:

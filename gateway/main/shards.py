@@ -8,54 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from gateway.cluster.metadata import MetadataError
-from gateway.cluster.mover import MoveConflict, UnknownBroker
-from gateway.cluster.node import TAKE_OWN_S, ClusterNode
-from gateway.cluster.shard_log import SHARD_TOPICS, SHARDS, Shard
-from store.errors import StoreError
+from gateway.cluster.node import ClusterNode
+from gateway.cluster.shard_log import SHARD_TOPICS, Shard
+from gateway.main.shard_keeping import ERRORS, ShardKeeper
 from store.uncancelled import to_its_end
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 0.05
-"""How often it is looked which shards are this node's: of memory, 16 of them."""
-
-RETRY_S = 1.0
 LAST_SAVE_S = 0.5
 """How long a stop waits for the last snapshots."""
-
-ERRORS = (MoveConflict, MetadataError, StoreError, UnknownBroker, ValueError, OSError)
-
-
-class Settling(Protocol):
-    """Shards that a start waits for."""
-
-    @property
-    def is_settled(self) -> bool:
-        """See `is_settled`."""
-        ...
-
-
-def is_settled(node: ClusterNode, topic_id: int, broker: str | None, is_here: Callable[[int], bool]) -> bool:
-    """Whether all shards of a topic are begun that are to be (on `broker`), and those of this node are here."""
-    owners = {shard: node.shard_owner(topic_id, shard) for shard in range(SHARDS)}
-    return all(
-        (broker is None) if owner is None else owner != node.name or is_here(shard) for shard, owner in owners.items()
-    )
-
-
-async def until_settled(all_shards: Sequence[Settling], stopping: asyncio.Event) -> None:
-    """Return when all are settled, but do not wait long: who comes before that is told to come again."""
-    loop = asyncio.get_running_loop()
-    until_s = loop.time() + TAKE_OWN_S
-    while not all(one.is_settled for one in all_shards) and loop.time() < until_s and not stopping.is_set():
-        with suppress(TimeoutError):
-            await asyncio.wait_for(stopping.wait(), LOOK_S)
 
 
 class Tenure(Protocol):
@@ -109,8 +74,10 @@ class Shards(Generic[TenureT]):
         self._topic_id = topic_id
         self._name = SHARD_TOPICS[topic_id].name
         self._tenure_of = tenure_of
-        self._broker = broker
         self._here: dict[int, _Here[TenureT]] = {}
+        self._keeper = ShardKeeper(
+            node, SHARD_TOPICS[topic_id], broker=broker, look=self._look, is_here=lambda shard: shard in self._here
+        )
 
     def here(self) -> dict[int, TenureT]:
         """The shards that are here, by number."""
@@ -122,18 +89,18 @@ class Shards(Generic[TenureT]):
         here = self._here.get(shard)
         return None if here is None or not here.tenure.shard.is_served else here.tenure
 
+    def all_here(self) -> list[TenureT]:
+        """Also those that another node has by now, until they are given up."""
+        return [here.tenure for here in self._here.values()]
+
     @property
     def is_settled(self) -> bool:
-        """See `is_settled`."""
-        return is_settled(self._node, self._topic_id, self._broker, lambda shard: self.get(shard) is not None)
+        """See `ShardKeeper.is_settled`."""
+        return self._keeper.is_settled
 
     async def run(self) -> None:
         """Take up what is this node's, and give up what is not any more, until cancelled."""
-        async with asyncio.TaskGroup() as tasks:
-            if self._broker is not None:
-                tasks.create_task(self._begin_all(self._broker), name=f"shards of {self._name}")
-            for shard in range(SHARDS):
-                tasks.create_task(self._look_after(shard), name=f"shard {shard} of {self._name}")
+        await self._keeper.run()
 
     async def close(self) -> None:
         """Give up all."""
@@ -154,29 +121,6 @@ class Shards(Generic[TenureT]):
             for task in late:
                 task.cancel()
 
-    async def _begin_all(self, broker: str) -> None:
-        for shard in range(SHARDS):
-            while True:
-                try:
-                    await self._node.begin_shard(self._topic_id, shard, broker)
-                    break
-                except MoveConflict:
-                    pass
-                except ERRORS as error:
-                    log.warning(
-                        "not kept on Kafka yet topic=%s shard=%d broker=%s error=%s", self._name, shard, broker, error
-                    )
-                await asyncio.sleep(RETRY_S)
-
-    async def _look_after(self, shard: int) -> None:
-        while True:
-            try:
-                await self._look(shard)
-            except ERRORS as error:
-                log.error("shard cannot be taken up, trying again topic=%s shard=%d error=%s", self._name, shard, error)
-                await asyncio.sleep(RETRY_S)
-            await asyncio.sleep(LOOK_S)
-
     async def _look(self, number: int) -> None:
         found, here = self._node.shard(self._topic_id, number), self._here.get(number)
         if here is None:
@@ -195,12 +139,14 @@ class Shards(Generic[TenureT]):
         elif found is None and shard.is_served:
             return  # a move is under way; it may come back to nothing
         await to_its_end(self._give_up(number))
+        self._keeper.wake(number)
 
     async def _take_up(self, shard: Shard) -> None:
         """Read a shard, and have it run. Raises what reading raises: then it is not here."""
         tenure = self._tenure_of(shard)
         await tenure.start()
         running = asyncio.create_task(tenure.run(), name=f"shard {shard.number} of {self._name} runs")
+        running.add_done_callback(lambda _: self._keeper.wake(shard.number))
         self._here[shard.number] = _Here(tenure, running)
 
     async def _give_up(self, number: int) -> None:

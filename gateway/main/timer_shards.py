@@ -4,8 +4,8 @@ one is read and written, gateway/cluster/timer_shard.py; the timer is that of th
 with files that are a cache: each tenure begins with a snapshot, and what is behind it.
 
     a delayed record    belongs to the shard of its partition, or of its topic and schedule key, once that was begun;
-                        one with a message id, an Idempotency-Key or a producer's number to the node's own timer, as all
-                        that were accepted before
+                        one with a message id or an Idempotency-Key when all nodes know that shards keep these. All that
+                        were accepted before stay with the node's own timer
     begun               by the first node that is told to (`cluster.timers_broker`), for all nodes and for good
 """
 
@@ -15,13 +15,13 @@ import asyncio
 import logging
 import shutil
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from zlib import crc32
 
 from gateway.brokers.base import ALONE, BrokerUnreachable
 from gateway.cluster.node import ClusterNode
+from gateway.cluster.shard_ids import ShardIds
 from gateway.cluster.shard_log import SHARDS, Shard, ShardLog, ShardSnapshots
 from gateway.cluster.timer_shard import (
     ClaimedPartitions,
@@ -29,13 +29,15 @@ from gateway.cluster.timer_shard import (
     queue_of_shard,
     shard_of_queue,
 )
-from gateway.main.shards import ERRORS, Shards
+from gateway.main.shard_keeping import ERRORS
+from gateway.main.shards import Shards
 from gateway.routing.base import Routes
 from gateway.routing.delivery import RoutedPartitions
 from gateway.routing.table import RouteTable
 from store.clock import Clock
+from store.data_format import SHARD_IDS_FORMAT
 from store.errors import Overloaded
-from store.files import Files
+from store.files import CacheFiles, Files
 from store.limits import MiB
 from store.memory_files import MemoryFiles
 from store.topics import TIMER, TIMER_QUEUE
@@ -106,12 +108,15 @@ class ShardTimer:
 class ShardTimers:
     """Which shard takes a delayed record; None while shards are not begun."""
 
-    def __init__(self, node: ClusterNode, shards: TimerShards | None) -> None:
+    def __init__(self, node: ClusterNode, routes: Routes, shards: TimerShards | None) -> None:
         self._node = node
+        self._routes = routes
         self._all = [ShardTimer(number, node, shards) for number in range(SHARDS)]
 
-    def __call__(self, topic_id: int, partition: int, key: str | None) -> ShardTimer | None:
+    def __call__(self, topic_id: int, partition: int, key: str | None, has_ids: bool) -> ShardTimer | None:
         """See `RouteTable.timers`."""
+        if has_ids and self._routes.lacking(SHARD_IDS_FORMAT):
+            return None  # a shard may be that node's, which would forget them
         number = shard_of_partition(topic_id, partition) if key is None else shard_of_key(topic_id, key.encode())
         if self._node.timers_broker is None and self._node.shard_owner(TIMER.topic_id, number) is None:
             return None
@@ -131,12 +136,13 @@ class Tenure:
         config: TimerConfig,
         *,
         window_ms: int,
+        ids: ShardIds,
         metrics: TimerMetrics,
         run_blocking: RunBlocking = asyncio.to_thread,
         key_index: KeyIndex | None = None,
     ) -> None:
         self.shard = shard
-        self.log = TimerShardLog(shard, clock)
+        self.log = TimerShardLog(shard, clock, ids)
         own = replace(
             config,
             heap_count_max=max(4, config.heap_count_max // HEAP_SHARE),
@@ -152,6 +158,7 @@ class Tenure:
             run_blocking=run_blocking, key_index=key_index,
         )  # fmt: skip
         self._snapshots = snapshots_of(shard, self.log.events)
+        self._saving = asyncio.Lock()  # one that is under way has taken ids that the next one would not name
         self._saved_s = 0.0
         self._saved_offset = 0
 
@@ -162,6 +169,7 @@ class Tenure:
             await self.log.open()
             if (snapshot := await self._snapshots.load()) is not None:
                 self._saved_offset = snapshot.next_offset
+                await self.log.load_ids(self._snapshots.ids, snapshot.next_offset)
             await self.timer.start(None if snapshot is None else decode_saved(snapshot.content))
         except BaseException:
             await self.end()
@@ -187,8 +195,7 @@ class Tenure:
     async def end(self) -> None:
         """Forget it all; the log has what is needed."""
         self.leave()
-        with suppress(OSError):
-            await self.timer.close()
+        self.timer.abandon()
         await asyncio.to_thread(shutil.rmtree, self._directory, ignore_errors=True)
 
     @property
@@ -201,18 +208,21 @@ class Tenure:
     async def save(self) -> None:
         """Have the log say what is over, save a snapshot, and give up the records that nothing needs any more. Raises
         what Kafka and the metadata raise: then the snapshot before counts."""
-        self._saved_s = _now_s()
-        await self.log.tell_over()
-        self.log.forget(self.timer.may_be_pending)
-        claims_from = self.log.claims_from
-        await self.timer.expire()
-        needed = min(self.timer.needed_position, claims_from) - self.log.base
-        saved = await self.timer.save()
-        saved = saved._replace(delivered_from=min(saved.delivered_from, claims_from))
-        if saved.queue_offset > self._saved_offset:
-            await self._snapshots.save(saved.queue_offset, saved.encoded, needed=needed)
-            # Its own parts are behind it, and no reason for another one.
-            self._saved_offset = self.log.bounds(TIMER_QUEUE).max_offset
+        async with self._saving:
+            self._saved_s = _now_s()
+            await self.log.tell_over()
+            self.log.forget(self.timer.may_be_pending)
+            claims_from = self.log.claims_from
+            await self.timer.expire()
+            needed = min(self.timer.needed_position, claims_from) - self.log.base
+            saved = await self.timer.save()
+            saved = saved._replace(delivered_from=min(saved.delivered_from, claims_from))
+            if saved.queue_offset > self._saved_offset:
+                ids = await self.log.tell_ids(saved.queue_offset)
+                needed = min([needed, *(offset for offset, _ in ids)])
+                await self._snapshots.save(saved.queue_offset, saved.encoded, needed=needed, ids=ids)
+                # Its own parts are behind it, and no reason for another one.
+                self._saved_offset = self.log.bounds(TIMER_QUEUE).max_offset
 
 
 def _now_s() -> float:
@@ -220,45 +230,47 @@ def _now_s() -> float:
 
 
 class TimerShards:
-    """The shards of a node. `run` until cancelled, then `close`. `files`: of the timers' caches, in `directory`; None:
-    they are in memory."""
+    """The shards of a node. `run` until cancelled, then `close`. `has_data`: the timers' caches are in `directory`,
+    else in memory."""
 
     def __init__(
         self,
         node: ClusterNode,
         routes: RouteTable,
-        files: Files | None,
         clock: Clock,
         config: TimerConfig,
         *,
         broker: str | None,
         directory: Path,
+        has_data: bool,
         window_ms: int,
+        ids_max: int,
         metrics: TimerMetrics,
     ) -> None:
         self._node = node
         self._routes = routes
-        self._files = files
         self._clock = clock
         self._config = config
         self._directory = directory / DIRECTORY
+        self._has_data = has_data
         self._window_ms = window_ms
+        self._ids_max = ids_max
         self._metrics = metrics
         self._tenure_count = 0
         self._shards: Shards[Tenure] = Shards(node, TIMER.topic_id, self._tenure, broker=broker)
         self.run, self.save = self._shards.run, self._shards.save
         node.timers_broker = broker
         node.schedule_in_shard = self.schedule
-        routes.timers = ShardTimers(node, self)
+        routes.timers = ShardTimers(node, routes, self)
         self._forget_files()
 
     @property
     def is_settled(self) -> bool:
-        """See `gateway.main.shards.is_settled`."""
+        """See `ShardKeeper.is_settled`."""
         return self._shards.is_settled
 
     def _forget_files(self) -> None:
-        if self._files is not None:
+        if self._has_data:
             shutil.rmtree(self._directory, ignore_errors=True)
 
     def here(self) -> dict[int, TimerService]:
@@ -284,8 +296,10 @@ class TimerShards:
         it is not here."""
         shard = shard_of_queue(append.queue)
         assert shard is not None
-        timer = self.timer(shard)
-        return await timer.schedule(replace(append, queue=TIMER_QUEUE), acks=acks, keys=keys)
+        to = self._routes.attached(append.delays[0].topic_id)
+        if to is not None and (kafka := self._node.attached.get(to.broker)) is not None:
+            await kafka.check_delayed(append)
+        return await self.timer(shard).schedule(replace(append, queue=TIMER_QUEUE), acks=acks, keys=keys)
 
     async def close(self) -> None:
         """Deliver nothing more."""
@@ -295,11 +309,15 @@ class TimerShards:
     def _tenure(self, shard: Shard) -> Tenure:
         self._tenure_count += 1
         return Tenure(
-            shard, self._node.snapshots_of, self._routes, self._files or MemoryFiles(), self._clock,
-            replace(self._config, root=self._directory / str(self._tenure_count)),
+            shard, self._node.snapshots_of, self._routes, CacheFiles() if self._has_data else MemoryFiles(),
+            self._clock, replace(self._config, root=self._directory / str(self._tenure_count)),
             window_ms=self._window_ms, metrics=self._metrics,
-            key_index=SqliteKeyIndex(IN_MEMORY) if self._files is None else None,
+            ids=ShardIds(window_ms=self._window_ms, ids_max=self._ids_max, all_count=self._id_count),
+            key_index=None if self._has_data else SqliteKeyIndex(IN_MEMORY),
         )  # fmt: skip
+
+    def _id_count(self) -> int:
+        return sum(tenure.log.ids.id_count for tenure in self._shards.all_here())
 
 
 def _taken_over(shard: int) -> Overloaded:

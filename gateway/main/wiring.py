@@ -85,7 +85,7 @@ from gateway.main.recurring_shards import AllRecurring
 from gateway.main.recurring_shards import Tenure as RecurringTenure
 from gateway.main.reload import AuthReloader, reload_forever
 from gateway.main.schemas import opened_schemas
-from gateway.main.shards import until_settled
+from gateway.main.shard_keeping import until_settled
 from gateway.main.timer_shards import TimerShards
 from gateway.main.tls import ServerTls
 from gateway.main.version import installed_version
@@ -223,9 +223,9 @@ async def run(
             if node is not None:
                 metrics = TimerMetrics() if timer is None else timer.metrics
                 timer_shards = TimerShards(
-                    node, routes, files if config.cluster.has_data else None, clock, config.timer,
-                    broker=config.cluster.timers_broker, directory=config.data,
-                    window_ms=config.store.dedup_window_ms, metrics=metrics,
+                    node, routes, clock, config.timer, broker=config.cluster.timers_broker,
+                    directory=config.data, has_data=config.cluster.has_data,
+                    window_ms=config.store.dedup_window_ms, ids_max=config.store.dedup_ids_max, metrics=metrics,
                 )  # fmt: skip
                 parts.push_async_callback(timer_shards.close)
                 timers = AllTimers(timer, timer_shards, metrics)
@@ -351,6 +351,7 @@ async def run(
                 log.info("stopping; a second signal stops at once")
                 if node is not None:
                     await asyncio.gather(group_shards.save(), timer_shards.save(), all_schedules.save())
+                    await node.give_kafka()
                 await asyncio.sleep(config.drain_delay_ms / 1000)
                 log.info("draining")
                 gateway.draining.set()

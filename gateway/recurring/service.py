@@ -453,18 +453,20 @@ class RecurringSchedules:
         """The offsets of the first of these records, all of one partition, delivered durably; None for one that is to
         be dropped. For those without there is no room now."""
         try:
-            (offsets,) = await self._partitions.deliver([_due_of(rows)])
+            (told,) = await self._partitions.deliver([_due_of(rows)])
         except (Overloaded, DiskFull) as error:
             log.debug("recurring schedules wait for room: %s", error)
             return ()
         except (UnknownQueue, RecordTooLarge) as error:  # nothing was stored
-            if len(rows) == 1 or isinstance(error, UnknownQueue):
-                log.warning("dropping records of recurring schedules that are due: %s", error)
-                return [None] * len(rows)
-            middle = len(rows) // 2
-            first = await self._store(rows[:middle])
-            return first if len(first) < middle else [*first, *await self._store(rows[middle:])]
-        return offsets or ()
+            told = error
+        if not isinstance(told, StoreError):
+            return told or ()
+        if len(rows) == 1 or isinstance(told, UnknownQueue):
+            log.warning("dropping records of recurring schedules that are due: %s", told)
+            return [None] * len(rows)
+        middle = len(rows) // 2
+        first = await self._store(rows[:middle])
+        return first if len(first) < middle else [*first, *await self._store(rows[middle:])]
 
     async def _fire_on(self) -> None:
         """Fire until cancelled. When a disk has failed, fire no more, but let reads go on."""

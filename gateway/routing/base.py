@@ -117,9 +117,11 @@ class Routes(Protocol):
         """Raises store.errors.UnknownQueue."""
         ...
 
-    def timer(self, topic_id: int, partition: int, key: str | None = None) -> Scheduler | None:
-        """What keeps delayed records of a partition, and of a schedule key, that have no ids by which repeated sends
-        are recognised; None: the partition's broker, which keeps all others."""
+    def timer(
+        self, topic_id: int, partition: int, key: str | None = None, *, has_ids: bool = False
+    ) -> Scheduler | None:
+        """What keeps delayed records of a partition, and of a schedule key, and recognises repeated sends of those that
+        have ids; None: the partition's broker."""
         ...
 
     def chain(self, topic: str, partition: int) -> Sequence[Route]:

@@ -9,6 +9,8 @@ delivered once, whatever has moved since it was accepted:
                                                   the record's message id there: sent again after a crash, or when the
                                                   answer was lost, it is found
     of a Kafka topic that others write to         likewise, but nothing is found there: it may be stored twice
+    refused there for what a record is            told as that, of its batch alone: a partition that has refused one
+                                                  gets its batches one by one, until it takes one
     on the own one again, after a move            both: the other broker may have stored it, and has told its ids when
                                                   the partition came back
 """
@@ -22,13 +24,16 @@ from dataclasses import replace
 from hashlib import blake2b
 
 from gateway.brokers.base import Broker, PartlyStored
+from gateway.brokers.kafka.codes import OF_RECORDS
 from gateway.routing.base import Route, Routes, place_of
 from gateway.routing.reading import PartitionReader
 from gateway.routing.told import told
 from store import record_batch
 from store.errors import (
     AlreadyStored,
+    BrokerRefuses,
     DiskFull,
+    MalformedBatch,
     NoLightQueues,
     Overloaded,
     RecordTooLarge,
@@ -40,7 +45,7 @@ from store.light_names import LightNames
 from store.record_batch import Record
 from store.types import ID_BYTES, Acks, Append, Identity, ReadResult, Source
 from timer.delivery import SCHEDULE_ID_HEADER
-from timer.ports import Due, Target, append_of
+from timer.ports import Delivered, Due, Target, append_of
 
 log = logging.getLogger(__name__)
 
@@ -59,38 +64,47 @@ class RoutedPartitions:
         self._is_shard = is_shard
         self._reader = PartitionReader(routes)
         self._own = own
+        self._refusing: set[Target] = set()
+        self._waiting: dict[Target, Route] = {}  # where they were when something was not stored
 
-    async def deliver(self, dues: Sequence[Due]) -> list[Sequence[int] | None]:
+    async def deliver(self, dues: Sequence[Due]) -> Sequence[Delivered]:
         """See `timer.ports.Partitions`. One call a broker; what one refuses does not hold up the others. The own one's
         lack of room is raised; another node's is None."""
-        by_broker: dict[Broker, list[tuple[int, Due, Route]]] = {}
+        by_call: dict[tuple[Broker, Target | None], list[tuple[int, Due, Route]]] = {}
         for number, due in enumerate(dues):
             route = self._routes.writable(self._routes.by_id(due.target.topic_id).name, due.target.partition)
-            by_broker.setdefault(route.broker, []).append((number, due, route))
-        offsets: list[Sequence[int] | None] = [None] * len(dues)
+            alone = due.target if due.target in self._refusing else None
+            by_call.setdefault((route.broker, alone), []).append((number, due, route))
+        offsets: list[Delivered] = [None] * len(dues)
         refused: StoreError | None = None
         is_any_stored = False
-        for broker, sent in by_broker.items():
+        for (broker, alone), sent in by_call.items():
             try:
-                stored: Sequence[Sequence[int] | None] = await self._store(
-                    broker, [(due, route) for _, due, route in sent]
-                )
+                stored: Sequence[Delivered]
+                if alone is None:
+                    stored = await self._store(broker, [(due, route) for _, due, route in sent])
+                else:
+                    stored = await self._store_each(broker, [(due, route) for _, due, route in sent])
             except PartlyStored as partly:
                 is_any_stored = True
                 for (number, due, route), answer in zip(sent, partly.answers, strict=True):
                     if answer is not None:
                         base = route.to_logical(answer.base_offset)
                         offsets[number] = range(base, base + due.record_count)
-                continue
-            except (UnknownQueue, RecordTooLarge) as error:
-                if isinstance(error, RecordTooLarge) and all(self._is_kafkas(due) for _, due, _ in sent):
-                    log.error("due records wait, Kafka does not take them, cancel them or let it: %s", error)
-                    continue
-                refused = error
+                if _is_for_good(partly.error):
+                    self._refusing.update(due.target for number, due, _ in sent if offsets[number] is None)
                 continue
             except NoLightQueues:  # said before anything was stored
                 stored = await self._store_each(broker, [(due, route) for _, due, route in sent])
             except StoreError as error:
+                if isinstance(error, UnknownQueue) or (isinstance(error, RecordTooLarge) and broker.name == self._own):
+                    refused = error
+                    continue
+                if _is_for_good(error):
+                    if len(sent) == 1:
+                        offsets[sent[0][0]] = error
+                    self._refusing.update(due.target for _, due, _ in sent)
+                    continue
                 if broker.name != self._own or isinstance(error, TooManyIds):
                     continue  # perhaps another node has stored them: sent again, they are found by their ids
                 if not isinstance(error, (Overloaded, DiskFull)):
@@ -102,7 +116,22 @@ class RoutedPartitions:
                 offsets[number] = its_offsets
         if refused is not None and not is_any_stored:
             raise refused
+        for sent in by_call.values():
+            for number, due, route in sent:
+                if offsets[number] is None:
+                    self._waiting[due.target] = route
+                else:
+                    self._waiting.pop(due.target, None)
         return offsets
+
+    def has_moved(self, target: Target) -> bool:
+        """See `timer.ports.Partitions`."""
+        if (route := self._waiting.get(target)) is None:
+            return False
+        try:
+            return self._routes.writable(self._routes.by_id(target.topic_id).name, target.partition) != route
+        except UnknownQueue:
+            return True
 
     async def offset_for_time(self, target: Target, time_ms: int) -> int:
         """See `timer.ports.Partitions`."""
@@ -113,11 +142,6 @@ class RoutedPartitions:
         name = self._routes.by_id(target.topic_id).name
         return await self._reader.read(name, target.partition, offset, max_bytes=max_bytes)
 
-    def _is_kafkas(self, due: Due) -> bool:
-        """Whether it is one record for a topic of a Kafka cluster, where a limit may be lowered after it was
-        accepted."""
-        return due.record_count == 1 and self._routes.attached(due.target.topic_id) is not None
-
     async def _store(self, broker: Broker, sent: _Sent) -> list[Sequence[int]]:
         appends = [self._append_of(due, route) for due, route in sent]
         try:
@@ -127,15 +151,32 @@ class RoutedPartitions:
         bases = [route.to_logical(answer.base_offset) for (_, route), answer in zip(sent, answers, strict=True)]
         return [range(base, base + due.record_count) for (due, _), base in zip(sent, bases, strict=True)]
 
-    async def _store_each(self, broker: Broker, sent: _Sent) -> list[Sequence[int] | None]:
-        """The same one by one: what names light queues waits until its partition has some again, nothing else does."""
-        stored: list[Sequence[int] | None] = []
+    async def _store_each(self, broker: Broker, sent: _Sent) -> list[Delivered]:
+        """The same one by one: what names light queues waits until its partition has some again, nothing else does;
+        what is refused for good says so, and what follows it in its partition is not tried now."""
+        stored: list[Delivered] = []
+        waiting: set[Target] = set()
+        refusing = frozenset(self._refusing)
         for one in sent:
+            target = one[0].target
+            if target in waiting:
+                stored.append(None)
+                continue
             try:
                 stored += await self._store(broker, [one])
-            except (NoLightQueues, Overloaded, DiskFull) as error:
-                log.warning("due records wait topic_id=%d partition=%d: %s", *one[0].target, error)
+                self._refusing.discard(target)
+            except NoLightQueues as error:
+                log.warning("due records wait topic_id=%d partition=%d: %s", *target, error)
                 stored.append(None)
+            except (Overloaded, DiskFull):
+                waiting.add(target)
+                stored.append(None)
+            except StoreError as error:
+                if target not in refusing or isinstance(error, UnknownQueue) or broker.name == self._own:
+                    raise
+                waiting.add(target)
+                self._refusing.add(target)
+                stored.append(error if _is_for_good(error) else None)
         return stored
 
     async def _store_rest(self, broker: Broker, sent: _Sent, known: AlreadyStored) -> list[Sequence[int]]:
@@ -170,6 +211,13 @@ class RoutedPartitions:
         else:
             message_ids = [message_id_of(own, source) for source in due.sources]
         return replace(append, sources=due.sources if is_own else (), identity=Identity(message_ids=message_ids))
+
+
+def _is_for_good(error: StoreError) -> bool:
+    """Whether a batch was refused for what is in it."""
+    if isinstance(error, BrokerRefuses):
+        return error.code in OF_RECORDS
+    return isinstance(error, (RecordTooLarge, MalformedBatch))
 
 
 def message_id_of(broker: bytes, source: Source) -> bytes:

@@ -87,7 +87,7 @@ class RouteTable:
         self.partition_count = 0
         """Partitions of all topics."""
 
-        self.timers: Callable[[int, int, str | None], Scheduler | None] = lambda *_: None
+        self.timers: Callable[[int, int, str | None, bool], Scheduler | None] = lambda *_: None
         """See `timer`."""
 
         self.refresh_by: Callable[[str, int], Awaitable[None]] | None = None
@@ -163,9 +163,11 @@ class RouteTable:
             raise UnknownQueue(f"topic id {topic_id} does not exist")
         return topic
 
-    def timer(self, topic_id: int, partition: int, key: str | None = None) -> Scheduler | None:
+    def timer(
+        self, topic_id: int, partition: int, key: str | None = None, *, has_ids: bool = False
+    ) -> Scheduler | None:
         """See `Routes.timer`."""
-        return self.timers(topic_id, partition, key)
+        return self.timers(topic_id, partition, key, has_ids)
 
     def writable(self, topic: str, partition: int) -> Segment:
         """The open segment of a partition. Raises UnknownQueue."""

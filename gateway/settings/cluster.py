@@ -106,13 +106,13 @@ class ClusterConfig:
             raise ValueError("cluster.join and cluster.node contradict each other: a gateway is no node; choose one")
         if self.join and self.kafka:
             raise ValueError("cluster.join and cluster.kafka contradict each other: a gateway has no broker of its own")
-        if self.default_broker is not None and not self.kafka:
-            raise ValueError("cluster.default_broker needs cluster.kafka: it is one of the Kafka clusters there")
-        for name, broker in (("groups_broker", self.groups_broker), ("timers_broker", self.timers_broker)):
-            if broker is not None and not (self.kafka and self.etcd):
-                raise ValueError(
-                    f"cluster.{name} needs cluster.kafka and cluster.etcd: several nodes that share a cluster"
-                )
+        for name, broker in (("default_broker", self.default_broker), ("timers_broker", self.timers_broker)):
+            if broker is not None and not self.kafka:
+                raise ValueError(f"cluster.{name} needs cluster.kafka: it is one of the Kafka clusters there")
+        if self.groups_broker is not None and not (self.kafka and self.etcd):
+            raise ValueError(
+                "cluster.groups_broker needs cluster.kafka and cluster.etcd: several nodes that share a cluster"
+            )
         if self.is_only_node and not self.no_store:
             return
         if self.node is None and not self.join:

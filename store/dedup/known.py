@@ -100,10 +100,14 @@ class KnownSends:
         if any(originals):
             raise AlreadyStored(originals)
         if id_count:
-            self._index.check_room(id_count + len(self._ids_in_flight) + len(self._moved), now_ms)
+            self._index.check_room(id_count + len(self._ids_in_flight) + self._count_elsewhere(), now_ms)
         for append in appends:
             if append.identity is not None and append.identity.producer is not None:
                 self._producers.check_room(append.queue, append.identity.producer, now_ms)
+
+    def _count_elsewhere(self) -> int:
+        """Ids that are known besides those of the index."""
+        return len(self._moved)
 
     def begin(self, appends: Sequence[Append], outcome: Waiter) -> None:
         """Batches went to the writer: in flight until the outcome is known."""

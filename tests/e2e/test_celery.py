@@ -217,7 +217,6 @@ async def world(tmp_path: Path, request: pytest.FixtureRequest, clock: FakedCloc
     await world.end()
 
 
-@pytest.mark.embedded("delayed records with ids are refused on a Kafka cluster")
 async def test_a_worker_works_with_a_token_over_tls(tmp_path: Path) -> None:
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     write_certificate(cert, key)

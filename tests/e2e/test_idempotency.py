@@ -106,7 +106,6 @@ def originals(answer: Json) -> list[Json]:
     return [{name: value for name, value in one.items() if name != "duplicate"} for one in offsets(answer)]
 
 
-@pytest.mark.embedded("delayed records with ids are refused on a Kafka cluster")
 async def test_a_key_is_answered_the_same_before_and_after_a_crash(rig: Rig) -> None:
     body = {"records": [{"key": f"k{n}", "value": n} for n in range(20)] + [{"value": 99, "delay_ms": 3_600_000}]}
     key = {"Idempotency-Key": f'"{rig.topic}"'}

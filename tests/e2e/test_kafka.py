@@ -463,7 +463,6 @@ async def test_offsets_are_taken_back_but_not_where_a_member_consumes(kafka: Kaf
     assert await asyncio.to_thread(offsets_of, "left-alone") == {0: 5}
 
 
-@pytest.mark.embedded("delayed records with ids are refused on a Kafka cluster")
 async def test_headers_delay_records_where_the_topic_says_so(kafka: Kafka) -> None:
     await kafka.create("later", 1, mq_headers="true")
     await kafka.create("sooner", 1)

@@ -348,7 +348,6 @@ def eta(seconds: float) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("server", [{"MQ_TIMER_DELAY_MAX_MS": "1000"}], indirect=True)
-@pytest.mark.embedded("delayed records with ids are refused on a Kafka cluster")
 def test_a_delay_that_is_longer_than_the_server_takes_is_sent_on(server: Server, group: str) -> None:
     connection = connect(server.url, group)
     taken = Taken(connection, work(connection))

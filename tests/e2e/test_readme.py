@@ -132,11 +132,7 @@ async def test_what_it_types_at_a_shell_does_what_it_says(server: Server) -> Non
 
 def marks_of(code: str) -> list[pytest.MarkDecorator]:
     """Of the test of a block of Python."""
-    spark = [pytest.mark.matrix] if "spark" in code else []
-    delays = (
-        [pytest.mark.embedded("delayed records with ids are refused on a Kafka cluster")] if "delay=" in code else []
-    )
-    return [*spark, *delays]
+    return [pytest.mark.matrix] if "spark" in code else []
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from gateway.settings.config import build
 from gateway.settings.limits import Limits
 from gateway.surfaces.http.context import Gateway, GatewayStats
 from store import record_batch
-from store.errors import IllegalTopic, OffsetMoved, SealedQueue, TopicExists
+from store.errors import AlreadyStored, IllegalTopic, OffsetMoved, SealedQueue, TopicExists
 from store.topics import TIMER_QUEUE, Changes, KeyForm, TopicConfig, check_config
 from store.types import (
     Acks,
@@ -31,6 +31,7 @@ from store.types import (
     Boundary,
     Bounds,
     Entry,
+    Original,
     QueueKey,
     ReadResult,
     ReadStatus,
@@ -56,15 +57,18 @@ class FakeTopic(NamedTuple):
 
 
 class FakeShard:
-    """A shard of `__timer` that accepts all."""
+    """A shard of `__timer` that accepts all, or says what is `known`."""
 
     served_by = ALONE
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.schedules: list[tuple[Append, Sequence[bytes | None]]] = []
+        self.known: Mapping[int, Original] | None = None
 
     async def schedule(self, append: Append, *, acks: Acks, keys: Sequence[bytes | None] = ()) -> Appended:
+        if self.known is not None:
+            raise AlreadyStored([self.known])
         self.schedules.append((append, keys))
         return Appended(1 << 48, 0, 0, acks)
 

@@ -516,14 +516,18 @@ class AttachedBroker:
         self._waiting_bytes -= size
 
     async def schedule(self, append: Append, *, acks: Acks, keys: Sequence[bytes | None] = ()) -> Appended:
-        """See `Broker.schedule`: by the own timer, which delivers at least once. Raises RecordTooLarge, BrokerRefuses
-        for what Kafka would not take when it is due, as far as its settings are known."""
+        """See `Broker.schedule`: by the own timer, which delivers at least once. Raises as `check_delayed`."""
+        await self.check_delayed(append)
+        return await self._timer.schedule(append, acks=acks, keys=keys)
+
+    async def check_delayed(self, append: Append) -> None:
+        """Raises RecordTooLarge, BrokerRefuses for delayed records that Kafka would not take when they are due, as far
+        as its settings are known; UnknownQueue."""
         for queue in {QueueKey(delay.topic_id, delay.partition) for delay in append.delays}:
             topic = self._topic(queue)
             await self._ask_limits(topic)
             if topic.limits is not None:
                 _check_limits(append, topic.limits, topic.kafka_name)
-        return await self._timer.schedule(append, acks=acks, keys=keys)
 
     async def _ask_limits(self, topic: _Topic) -> None:
         now_s = asyncio.get_running_loop().time()

@@ -512,11 +512,13 @@ class KafkaBroker:
         self._waiting_bytes -= size
 
     async def schedule(self, append: Append, *, acks: Acks, keys: Sequence[bytes | None] = ()) -> Appended:
-        """See `Broker.schedule`: by the own timer. Raises BrokerLacks for records with ids."""
+        """See `Broker.schedule`: by the own timer. Raises BrokerLacks for records with ids, as another owner of the
+        partition could not recognise a repeat: shards of `__timer` do (gateway/cluster/shard_ids.py)."""
         if append.identity is not None:
             raise BrokerLacks(
-                "the partition is on a Kafka cluster, where repeated sends of delayed records are not recognised yet:"
-                " send them without msg_id, Idempotency-Key and producer"
+                "the partition is on a Kafka cluster, where repeated sends of delayed records are recognised only with"
+                " cluster.timers_broker, once all nodes have this version of mq: set it, or send them without msg_id,"
+                " Idempotency-Key and producer"
             )
         return await self._timer.schedule(append, acks=acks, keys=keys)
 

@@ -25,6 +25,8 @@ OF_THE_MOMENT = frozenset((UNKNOWN_TOPIC, LEADER_NOT_AVAILABLE, NOT_LEADER))
 IN_DOUBT = frozenset((OUT_OF_ORDER, DUPLICATE, STALE_EPOCH, PRODUCER_FENCED))
 NEVER = frozenset((CORRUPT_MESSAGE, MESSAGE_TOO_LARGE, INVALID_RECORD))
 
+OF_RECORDS = NEVER | {INVALID_TIMESTAMP}
+"""Of these a batch is refused for what is in it."""
 
 REFUSALS = {
     UNKNOWN_TOPIC: "it does not exist there, or not any more",

@@ -67,6 +67,7 @@ async def _brokers(gateway: Gateway) -> list[server.ShownBroker]:
     rows = []
     cluster = gateway.cluster
     group_counts = {} if cluster is None else cluster.owned_counts(GROUPS)
+    on_kafka = {} if cluster is None else cluster.owned_on_kafka()
     kafka = () if cluster is None else cluster.kafka
     for name in sorted({*counts, *gateway.admin.brokers(), *kafka, *(() if cluster is None else cluster.members)}):
         left_ms, latency_ms = routes.avoided_ms(name, now_ms), routes.latency_ms(name)
@@ -74,7 +75,8 @@ async def _brokers(gateway: Gateway) -> list[server.ShownBroker]:
         state: server.BrokerState = "stopped" if own_reasons else "avoided" if left_ms else "up"
         member = None if cluster is None else cluster.members.get(name)
         if member is not None and member.draining and not own_reasons:
-            state = "draining" if counts[name] or group_counts.get(name) else "drained"
+            is_any = counts[name] or group_counts.get(name) or on_kafka.get(name)
+            state = "draining" if is_any else "drained"
         trouble = None if cluster is None else cluster.trouble(name)
         if cluster is not None and (trouble is not None or not cluster.is_there(name)):
             state = "offline"
@@ -114,6 +116,8 @@ def _reasons(gateway: Gateway, name: str, counts: Counter[str], group_counts: Ma
     if member.draining and (left := counts[name] + group_counts.get(name, 0)):
         whither = "they go to the brokers with the fewest" if set(takers) - {name} else "no other broker takes any"
         reasons.append(f"it is to have nothing, and has {left} partitions and groups: {whither}")
+    if member.draining and (on_kafka := cluster.owned_on_kafka().get(name)):
+        reasons.append(f"it owns {on_kafka} partitions and shards on Kafka clusters: other nodes take them over")
     if member.balancing:
         share = sum(counts.values()) // max(len({*takers, name}), 1)
         reasons.append(f"it takes its share from those with the most: {counts[name]} of {share} partitions")

@@ -153,7 +153,6 @@ async def test_a_record_of_one_msg_id_is_stored_once(client: Client, host: Host)
 
 
 @pytest.mark.behaviour(10, 11)
-@pytest.mark.embedded("delayed records with ids are refused on a Kafka cluster")
 async def test_delayed_records_are_listed_moved_cancelled_and_fired_with_exact_answers(
     client: Client, host: Host
 ) -> None:

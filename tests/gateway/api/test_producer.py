@@ -10,7 +10,7 @@ from typing import cast
 
 import pytest
 
-from gateway.api.producer import Producer
+from gateway.api.producer import Producer, RequestIdentity
 from gateway.brokers.base import AnswerLost, BrokerUnreachable, PartlyStored, all_stored
 from gateway.codec.columns import Columns
 from gateway.codec.records import Format, ProduceRecord, parse_records
@@ -35,7 +35,7 @@ from store.errors import (
 from store.limits import BATCH_BYTES_MAX, RECORD_BYTES_MAX
 from store.record_batch import Record
 from store.topics import TopicConfig
-from store.types import Acks, Append, Appended, Delay, QueueKey
+from store.types import Acks, Append, Appended, Delay, Original, QueueKey, ScheduleKey
 from tests.clock import START_MS, FakeClock
 from tests.gateway.fake_broker import FakeBroker, FakeShard, fake_gateway
 from timer.schedule import decode_schedule_id
@@ -137,12 +137,16 @@ async def test_delayed_records_go_to_the_timer_in_one_batch(gateway: Gateway, br
     assert ids[0].position == ids[1].position
 
 
-async def test_delayed_records_go_to_the_shards_of_their_partitions_and_keys_but_those_with_ids(
-    gateway: Gateway, broker: FakeBroker
+@pytest.mark.parametrize("is_known", [True, False])
+async def test_delayed_records_go_to_the_shards_of_their_partitions_and_keys_those_with_ids_if_all_nodes_know_that(
+    gateway: Gateway, broker: FakeBroker, is_known: bool
 ) -> None:
     shards = {name: FakeShard(name) for name in ("0", "2", "key")}
-    routes = cast(RouteTable, gateway.routes_table)
-    routes.timers = lambda topic_id, partition, key: shards["key" if key else str(partition)]
+
+    def shard(_topic_id: int, partition: int, key: str | None, has_ids: bool) -> FakeShard | None:
+        return None if has_ids and not is_known else shards["key" if key else str(partition)]
+
+    cast(RouteTable, gateway.routes_table).timers = shard
     records = [
         record(b"1", delay_ms=1000, partition=2),
         record(b"2", delay_ms=1000, partition=0, schedule_key="mine"),
@@ -150,16 +154,43 @@ async def test_delayed_records_go_to_the_shards_of_their_partitions_and_keys_but
         record(b"4", delay_ms=1000, partition=0, msg_id="a"),
     ]
     receipts = await gateway.producer.produce("orders", records, json_values=True)
-    assert shards["0"].schedules == []
     [(of_partition, keys)] = shards["2"].schedules
     assert [item.value for item in record_batch.decode(of_partition.batch)] == [b"1", b"3"]
     assert keys == ()
     [(of_key, keys)] = shards["key"].schedules
     assert [item.value for item in record_batch.decode(of_key.batch)] == [b"2"]
     assert keys == [b"mine"]
-    (with_id,) = broker.schedules
-    assert [item.value for item in record_batch.decode(with_id.batch)] == [b"4"]
+    with_ids = [append for append, _ in shards["0"].schedules] if is_known else broker.schedules
+    assert len(with_ids) == 1
+    assert len(shards["0"].schedules) + len(broker.schedules) == 1
+    assert with_ids[0].identity is not None
+    assert len(with_ids[0].identity.message_ids) == 1
+    assert [item.value for item in record_batch.decode(with_ids[0].batch)] == [b"4"]
     assert [decode_schedule_id(receipt.schedule_id or "").position for receipt in receipts[:3]] == 3 * [1 << 48]
+
+
+async def test_a_repeat_whose_due_time_has_come_meets_its_first_in_the_shard_that_has_it(
+    gateway: Gateway, broker: FakeBroker, clock: FakeClock
+) -> None:
+    shard = FakeShard("0")
+    cast(RouteTable, gateway.routes_table).timers = lambda *_: shard
+    records = [record(b"1", deliver_at_ms=START_MS + 1000, partition=0, msg_id="a")]
+    (first,) = await gateway.producer.produce("orders", records, json_values=True)
+    clock.step(5000)
+    shard.known = {0: Original(QueueKey(16, 0), None, 1 << 48, START_MS, ScheduleKey(START_MS + 1000, 1 << 48, 0))}
+    records.append(record(b"2", partition=0))
+    again, other = await gateway.producer.produce("orders", records, json_values=True)
+    assert again == first._replace(duplicate=True, timestamp_ms=again.timestamp_ms)
+    assert (other.offset, other.duplicate) == (0, False)
+    for at_once in (record(b"3", partition=0, msg_id="b", delay_ms=0), record(b"4", partition=0, deliver_at_ms=1)):
+        (receipt,) = await gateway.producer.produce("orders", [at_once], json_values=True)
+        assert receipt.schedule_id is None, "the same whenever it is sent; without an id nobody asks"
+    identity = RequestIdentity(b"request".ljust(16), b"contents", 0)
+    shard.known = None
+    (late,) = await gateway.producer.produce(
+        "orders", [record(b"5", partition=0, deliver_at_ms=1)], json_values=True, identity=identity
+    )
+    assert late.schedule_id is not None
 
 
 @pytest.mark.parametrize("fields", [{"delay_ms": 0}, {"deliver_at_ms": START_MS}, {"deliver_at_ms": 0}])

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,14 +34,14 @@ from gateway.cluster.members import (
 from gateway.cluster.memory import MemoryMetadata
 from gateway.cluster.metadata import ABSENT, Changes, Listing, OtherMetadata, OutcomeUnknown, Value
 from gateway.cluster.mover import first_record, key_of
-from gateway.cluster.node import ClusterNode, NameTaken
+from gateway.cluster.node import TAKE, ClusterNode, NameTaken
 from gateway.cluster.peer_auth import Secret
 from gateway.cluster.record import encode
 from gateway.cluster.topics import COUNTERS, Counters, TopicRecord, TopicsInMemory, encode_counters, encode_topic
 from gateway.routing.table import RouteTable
 from store import Store
 from store.data_format import VERSION as DATA_VERSION
-from store.errors import BrokerLacks
+from store.errors import BrokerLacks, UnknownQueue
 from store.topics import FIRST_USER_TOPIC_ID, Topic, TopicConfig
 from tests.clock import FakeClock
 from tests.gateway.brokers.kafka.fake import FakeKafka, new_repeats
@@ -181,7 +183,7 @@ async def test_a_partition_whose_home_is_gone_before_it_began_begins_elsewhere(
     async with joined(metadata, kafka, name="n2") as (node, _):
         await node._begin_on_kafka()
         assert places(node, "orders") == ["n1"] * 2, "it may be back"
-        await node._take_kafka(0.0)
+        node._take_kafka(0.0)
         monkeypatch.setattr(nodes, "TAKE_AFTER_S", 0.0)
         node._away_since_s["n1"] = 0.0
         await node._begin_on_kafka()
@@ -223,6 +225,125 @@ async def test_a_topic_whose_kafka_is_away_is_not_made_or_is_there_when_it_is_ba
     async with joined(metadata, kafka) as (node, _):
         await node._begin_on_kafka()
         assert places(node, "orders") == ["kafka1"] * 2, "by the process that was started next"
+
+
+@asynccontextmanager
+async def two_with_kafka(partitions: int) -> AsyncIterator[tuple[ClusterNode, ClusterNode]]:
+    """Nodes n1, which owns all partitions of a topic on a Kafka cluster, and n2, which hears what n1 asks."""
+    metadata, kafka = MemoryMetadata(), FakeKafka()
+    async with (
+        joined(metadata, kafka) as (first, _),
+        joined(metadata, kafka, name="n2") as (second, _),
+        first.in_session("1"),
+        second.in_session("2"),
+    ):
+        await first.create_topic("orders", partitions)  # n2 is not heard of yet: all are at home on n1
+        for node in (first, second):
+            await node._see(await metadata.list(""))
+
+        async def asked(_name: str, operation: str, head: dict[str, Any]) -> Any:
+            return await second.answer({"what": operation, **head})
+
+        first._asked = asked  # type: ignore[method-assign, assignment]
+        yield first, second
+
+
+def served(node: ClusterNode) -> int:
+    kafka = node.kafka["kafka1"]
+    return sum(map(kafka.serves, kafka.queues_of(node._routes.topic("orders").topic_id)))
+
+
+async def test_a_node_that_stops_has_the_others_take_over_what_it_owns_on_kafka_at_once(hurry: None) -> None:
+    async with two_with_kafka(40) as (first, second):
+        assert first.owned_on_kafka() == {"n1": 40}
+        assert served(first) == 40
+        await first.give_kafka()
+        assert first.owned_on_kafka() == second.owned_on_kafka() == {"n2": 40}
+        assert (served(first), served(second)) == (0, 40)
+        first._take_kafka(0.0)
+        assert not first._taking, "it does not take them back"
+        await first.give_kafka()
+        assert (served(first), served(second)) == (0, 40), "there is nothing to give"
+
+
+async def test_a_node_that_drains_gives_what_it_owns_on_kafka(hurry: None) -> None:
+    async with two_with_kafka(3) as (first, second):
+        for node in (first, second):
+            node.members["n1"] = replace(node.members["n1"], draining=True)
+        await Balancer(first, first._routes, _give, (), moves_per_s=1).drain()
+        assert first.owned_on_kafka() == {"n2": 3}
+        assert (served(first), served(second)) == (0, 3)
+
+
+async def test_what_nobody_takes_stays_with_its_owner(hurry: None) -> None:
+    async with two_with_kafka(3) as (first, second):
+        del second.answers[TAKE]  # a program of before
+
+        async def asked(_name: str, operation: str, head: dict[str, Any]) -> Any:
+            with pytest.raises(UnknownQueue):
+                await second.answer({"what": operation, **head})
+
+        first._asked = asked  # type: ignore[method-assign, assignment]
+        await first.give_kafka()
+        first._take_kafka(0.0)
+        await asyncio.gather(*first._taking.values())
+        assert first.owned_on_kafka() == {"n1": 3}
+        assert served(first) == 3, "anew"
+        second.members["n2"] = replace(second.members["n2"], draining=True)
+        first.members["n2"] = second.members["n2"]
+        await first.give_kafka()
+        assert served(first) == 3, "nobody takes any, so nothing stops"
+
+
+async def test_a_node_takes_over_only_what_the_asking_one_owns(hurry: None) -> None:
+    async with two_with_kafka(2) as (first, second):
+        topic_id = first._routes.topic("orders").topic_id
+        head = {"what": TAKE, "node": "n3", "partitions": [[topic_id, 0], [topic_id, 1], [topic_id, 7]]}
+        await second.answer(head)
+        assert (served(first), served(second)) == (2, 0)
+        await second.answer(head | {"node": "n1"})
+        assert served(second) == 2
+
+
+async def test_partitions_of_a_node_that_is_away_are_taken_over_at_once_by_the_one_that_comes_next(hurry: None) -> None:
+    async with two_with_kafka(4) as (_, second):
+        del second._nodes["n1"]
+        assert second._take_kafka(100.0) == nodes.NEXT_LOOK_INTERVAL_S
+        assert not second._taking
+        second._take_kafka(100.001 + nodes.NEXT_TAKE_AFTER_S)
+        assert len(second._taking) == 4
+        second._take_kafka(100.1)
+        assert len(second._taking) == 4, "each once"
+        await asyncio.gather(*second._taking.values())
+        assert served(second) == 4
+        assert not second._taking
+
+
+async def test_any_other_node_takes_them_over_later(hurry: None) -> None:
+    async with two_with_kafka(2) as (_, second):
+        del second._nodes["n1"]
+        second._nodes["n3"] = DATA_VERSION
+        second.members["n3"] = replace(second.members["n2"], name="n3")
+        second.members["n2"] = replace(second.members["n2"], draining=True)  # it is next of none
+        assert second._take_kafka(100.0) == nodes.LOOK_INTERVAL_S
+        second._take_kafka(100.0 + nodes.TAKE_AFTER_S - 0.01)
+        assert not second._taking
+        second._take_kafka(100.0 + nodes.TAKE_AFTER_S)
+        await asyncio.gather(*second._taking.values())
+        assert served(second) == 2
+
+
+async def test_who_looks_after_shards_is_woken_when_they_may_have_changed(hurry: None) -> None:
+    async with two_with_kafka(1) as (first, _):
+        woken: list[str] = []
+        first.on_shards.append(lambda: woken.append("x"))
+        await first._see(Changes(999, {"partitions/99/0": None}))
+        assert not woken, "a node without shards does nothing"
+        first._follower.system_owners[2, 0] = "n2"
+        await first._see(Changes(1000, {"brokers/none": None}))
+        assert not woken
+        await first._see(Changes(1001, {"partitions/99/0": None}))
+        assert woken == ["x"]
 
 
 async def _give(_group: str, _to: str) -> None:

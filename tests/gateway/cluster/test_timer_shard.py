@@ -16,6 +16,7 @@ import pytest
 from gateway.brokers.base import AnswerLost
 from gateway.brokers.kafka import broker as kafka_broker
 from gateway.brokers.kafka import writer as writing
+from gateway.brokers.kafka.codes import MESSAGE_TOO_LARGE, Outcome
 from gateway.cluster import shard_log
 from gateway.cluster.mover import MoveConflict
 from gateway.cluster.timer_shard import shard_at
@@ -200,6 +201,38 @@ async def test_what_was_claimed_cannot_be_cancelled_before_it_is_known_what_beca
         await tenure.timer.cancel(schedule)
     await second.step()
     assert (await tenure.timer.cancel(schedule)).standing is Standing.DELIVERED
+
+
+async def test_nothing_waits_behind_a_record_that_its_kafka_topic_refuses_and_it_can_be_cancelled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each refusal costs the partition its tenure: so it is seldom tried."""
+    world, (first,) = await nodes(1)
+    produced, refused = world.kafka._produced, 0
+
+    def picky(topic: str, partition: int, batch: bytes) -> Outcome:
+        nonlocal refused
+        if topic == "mq.orders" and b"large" in batch:
+            refused += 1
+            return MESSAGE_TOO_LARGE
+        return produced(topic, partition, batch)
+
+    monkeypatch.setattr(world.kafka, "_produced", picky)
+    tenure = await first.take()
+    accepted = later(world, *[1_000] * 21)
+    accepted = [(due_ms, b"large" if number == 13 else b"%d" % number) for number, (due_ms, _) in enumerate(accepted)]
+    ids = ids_of(await first.accept(accepted), accepted)
+    world.clock.step(1_000)
+    for _ in range(80):
+        await first.step()
+        if not world.is_served:
+            await world.serve()
+    assert [one.value for one in await world.delivered()] == [b"%d" % number for number in range(21) if number != 13]
+    assert refused < 8, "by halves, then not before a minute is over"
+    assert tenure.timer.pending_count == 1
+    assert (await tenure.timer.cancel(ids[13])).standing is Standing.PENDING, "it is known not to be there"
+    await first.step()
+    assert tenure.timer.pending_count == 0
 
 
 async def test_a_schedule_key_is_taken_also_at_the_next_owner() -> None:

@@ -13,6 +13,7 @@ from gateway.brokers.kafka.broker import KafkaBroker
 from gateway.cluster.memory import MemoryMetadata
 from gateway.cluster.mover import Mover, UnknownBroker, chain_of, queue_of
 from gateway.cluster.record import PartitionState
+from gateway.cluster.shard_ids import ShardIds
 from gateway.cluster.shard_log import SHARD_TOPICS, Shard, ShardLog, ShardSnapshots
 from gateway.main.timer_shards import Tenure
 from gateway.routing.reading import PartitionReader
@@ -21,7 +22,7 @@ from store import record_batch
 from store.errors import StoreError
 from store.record_batch import Record
 from store.topics import TIMER, TIMER_QUEUE, Topic
-from store.types import Acks, Append, Appended, Delay
+from store.types import Acks, Append, Appended, Delay, Identity
 from tests.clock import FakeClock
 from tests.gateway.brokers.kafka.fake import FakeKafka, new_repeats
 from tests.gateway.cluster.shard_world import NoTimer
@@ -36,6 +37,7 @@ NUMBER = 5
 TARGET = Topic(16, "orders", 1)
 WINDOW_MS = 60_000
 ROLL_WINDOW_MS = 20_000
+IDS_MAX = 10_000
 
 
 class Delivered(NamedTuple):
@@ -111,6 +113,7 @@ class TimerNode:
         self.broker = world.broker(name)
         self.mover = world.mover(name, self.broker)
         self.tenure: Tenure | None = None
+        self.other_ids = 0  # of other shards of the node
 
     def _named(self, _: str) -> Broker:
         return self.broker
@@ -126,6 +129,7 @@ class TimerNode:
         tenure = Tenure(
             shard, self._snapshots_of, self.world.routes, SimDisk(), self.world.clock,
             TimerConfig(root=Path("/nowhere/cache"), **chosen), window_ms=WINDOW_MS, metrics=TimerMetrics(),
+            ids=ShardIds(window_ms=WINDOW_MS, ids_max=IDS_MAX, all_count=self._id_count),
             run_blocking=run_inline, key_index=FakeKeyIndex(),
         )  # fmt: skip
         await tenure.start()
@@ -139,6 +143,9 @@ class TimerNode:
             return record.verified if is_own and record.state is PartitionState.NORMAL else 0
 
         return ShardSnapshots(shard.queue, log, self.world.metadata, self.world.clock, verified=verified)
+
+    def _id_count(self) -> int:
+        return self.other_ids + (0 if self.tenure is None else self.tenure.log.ids.id_count)
 
     @property
     def is_serving(self) -> bool:
@@ -155,17 +162,17 @@ class TimerNode:
         except StoreError:
             self.tenure.shard.kafka.refuse(self.tenure.shard.tenure)  # as a timer that has stopped
 
-    async def accept(self, schedules: Iterable[tuple[int, bytes]]) -> Appended:
+    async def accept(self, schedules: Iterable[tuple[int, bytes]], identity: Identity | None = None) -> Appended:
         assert self.tenure is not None
-        return await self.tenure.timer.schedule(append_of(schedules), acks=Acks.FLUSHED)
+        return await self.tenure.timer.schedule(append_of(schedules, identity), acks=Acks.FLUSHED)
 
 
-def append_of(schedules: Iterable[tuple[int, bytes]]) -> Append:
+def append_of(schedules: Iterable[tuple[int, bytes]], identity: Identity | None = None) -> Append:
     """A batch of delayed records, each a due time and a value."""
     rows = list(schedules)
     batch = record_batch.encode([Record(b"key", value, due_ms) for due_ms, value in rows])
     delays = [Delay(due_ms, TARGET.topic_id, 0) for due_ms, _ in rows]
-    return Append(queue=TIMER_QUEUE, batch=batch, record_count=len(rows), delays=delays)
+    return Append(queue=TIMER_QUEUE, batch=batch, record_count=len(rows), delays=delays, identity=identity)
 
 
 def ids_of(answer: Appended, schedules: Iterable[tuple[int, bytes]]) -> list[ScheduleId]:

@@ -10,7 +10,7 @@ import pytest
 
 from gateway.brokers.base import AnswerLost, BrokerUnreachable
 from gateway.brokers.kafka.attached import AttachedBroker
-from gateway.brokers.kafka.codes import MESSAGE_TOO_LARGE, TOPIC_AUTHORIZATION
+from gateway.brokers.kafka.codes import MESSAGE_TOO_LARGE, TOPIC_AUTHORIZATION, Outcome
 from gateway.brokers.local import LocalBroker
 from gateway.routing.base import Attachment
 from gateway.routing.delivery import RoutedPartitions
@@ -305,6 +305,32 @@ async def test_a_broker_that_is_away_holds_up_none_of_the_others(monkeypatch: py
         await timer.close()
 
 
+async def test_what_waits_goes_on_when_its_partition_is_elsewhere_and_not_only_at_the_next_try() -> None:
+    async with world() as made:
+        timer = await made.timer("timer")
+        await made.schedule_to(timer, START_MS + 1_000, 2, range(3))
+        made.clock.step(1_000)
+        made.move()
+        made.brokers[1].error = BrokerUnreachable("away")
+        await timer.intake_step()
+        await timer.firing_step()
+        timer._firing._retry_s = float("inf")
+        await made.schedule_to(timer, START_MS + 1_000, 0, [100])  # so it is not idle
+        await timer.intake_step()
+        made.brokers[1].error = None
+        await timer.firing_step()
+        assert await made.values(1, THERE) == []
+        assert not made.partitions.has_moved(Target(16, 2))
+        await made.stores[1].create_queue(QueueKey(16, 2 + 2 * PARTITIONS_MAX))
+        made.place((Segment(made.brokers[1], QueueKey(16, 2 + 2 * PARTITIONS_MAX)),))
+        assert made.partitions.has_moved(Target(16, 2))
+        await made.schedule_to(timer, START_MS + 1_000, 0, [101])
+        await timer.intake_step()
+        await timer.firing_step()
+        assert await made.values(1, QueueKey(16, 2 + 2 * PARTITIONS_MAX)) == [b"0", b"1", b"2"]
+        await timer.close()
+
+
 async def test_what_waits_for_a_broker_that_is_away_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     async with world() as made:
         made.move()
@@ -340,6 +366,96 @@ async def test_the_partition_is_read_and_searched_over_its_chain() -> None:
         offset = await made.partitions.offset_for_time(Target(16, 2), START_MS + 1)
         [entry] = (await made.partitions.read(Target(16, 2), offset, max_bytes=1)).entries
         assert (offset, [record.value for record in decoded(entry)]) == (1, [b"2"])
+
+
+class Picky(FakeSharedKafka):
+    """Takes no batch with what it dislikes."""
+
+    dislikes = b"large"
+    refused_count = 0
+
+    def _produced(self, topic: str, partition: int, batch: bytes) -> Outcome:
+        if self.dislikes and self.dislikes in batch:
+            self.refused_count += 1
+            return MESSAGE_TOO_LARGE
+        return super()._produced(topic, partition, batch)
+
+    def stored(self) -> list[bytes]:
+        batches = [batch for log in self.logs.values() for _, batch in log.batches]
+        return [one.value or b"" for batch in batches for one in record_batch.decode(batch)]
+
+
+@asynccontextmanager
+async def picky(made: World) -> AsyncIterator[tuple[Picky, TimerService]]:
+    """The partitions are a Kafka topic that others write to as well."""
+    kafka = Picky()
+    kafka.make("theirs", PARTITIONS)
+    attached = AttachedBroker("kafka1", kafka, timer=made.brokers[0])
+    attached.attach(16, "orders", "theirs", PARTITIONS)
+    made.routes.attachments[16] = Attachment("kafka1", "theirs")
+    chains = [(Segment(attached, QueueKey(16, number)),) for number in range(PARTITIONS)]
+    made.routes.set_chains(Topic(16, "orders", PARTITIONS), chains)
+    yield kafka, await made.timer("timer")
+    await attached.close()
+
+
+async def schedule_with_large(made: World, timer: TimerService, due_ms: int) -> list[bytes]:
+    """Forty records for one partition, of which two are too large, and one for another."""
+    values = [b"large" if number in (11, 30) else b"%02d" % number for number in range(40)]
+    delays = [*[Delay(due_ms, 16, 1) for _ in values], Delay(due_ms, 16, 0)]
+    batch = record_batch.encode([Record(None, value, START_MS) for value in (*values, b"other")])
+    append = Append(queue=TIMER_QUEUE, batch=batch, record_count=len(delays), delays=delays)
+    await timer.schedule(append, acks=Acks.FLUSHED)
+    return values
+
+
+async def test_nothing_waits_behind_records_that_kafka_refuses_and_these_are_dropped_in_the_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with world() as made, picky(made) as (kafka, timer):
+        values = await schedule_with_large(made, timer, START_MS + 1_000)
+        made.clock.step(1_000)
+        await go(timer)
+        for _ in range(40):
+            await timer.firing_step()
+        rest = [value for value in values if value != b"large"]
+        assert [value for value in kafka.stored() if value != b"other"] == rest, "in their order"
+        assert kafka.stored().count(b"other") == 1
+        assert (timer.pending_count, timer.metrics.dropped_count) == (2, 0)
+        assert caplog.text.count("is refused, tried for 600 s") == 2
+        await made.schedule_to(timer, made.clock.now_ms() + 1_000, 1, [99])
+        made.clock.step(1_000)
+        await go(timer)
+        assert kafka.stored()[-1] == b"99"
+        monkeypatch.setattr(firing, "REFUSED_S", 0.0)
+        monkeypatch.setattr(firing, "REFUSED_RETRY_S", 0.0)
+        timer._firing._refused_retry_s = 0.0
+        await made.schedule_to(timer, made.clock.now_ms() + 1_000, 1, [97, 98])
+        made.clock.step(1_000)
+        await go(timer)
+        for _ in range(10):
+            await timer.firing_step()
+        assert (timer.pending_count, timer.metrics.dropped_count) == (0, 2)
+        assert kafka.stored()[-2:] == [b"97", b"98"]
+        assert caplog.text.count("dropping a record that cannot be delivered, schedule=s") == 2
+
+
+async def test_a_record_that_kafka_takes_again_is_delivered_and_retried_only_now_and_then() -> None:
+    async with world() as made, picky(made) as (kafka, timer):
+        await schedule_with_large(made, timer, START_MS + 1_000)
+        made.clock.step(1_000)
+        await go(timer)
+        for _ in range(40):
+            await timer.firing_step()
+        refused_count = kafka.refused_count
+        for _ in range(40):
+            await timer.firing_step()
+        assert kafka.refused_count == refused_count, "a minute has not passed"
+        kafka.dislikes = b""
+        timer._firing._refused_retry_s = 0.0
+        await go(timer)
+        assert kafka.stored().count(b"large") == 2
+        assert (timer.pending_count, timer.metrics.dropped_count) == (0, 0)
 
 
 @pytest.mark.parametrize("code", [MESSAGE_TOO_LARGE, TOPIC_AUTHORIZATION])

@@ -196,6 +196,13 @@ def test_a_node_without_a_store_says_what_it_lacks() -> None:
             build(given)
 
 
+def test_one_server_keeps_delayed_records_on_kafka_but_no_groups() -> None:
+    alone = {"data": Path("d"), "cluster.kafka": ("kafka1=kafka://127.0.0.1:9092",)}
+    assert build({**alone, "cluster.timers_broker": "kafka1"}).cluster.is_only_node
+    with pytest.raises(ConfigError, match=r"groups_broker needs cluster.kafka and cluster.etcd"):
+        build({**alone, "cluster.groups_broker": "kafka1"})
+
+
 def test_a_gateway_without_a_store_has_nothing_that_needs_one() -> None:
     joined = {**NODE, "cluster.join": True}
     del joined["cluster.node"]

@@ -77,6 +77,9 @@ class FakeCluster:
     def owned_counts(self, _: str) -> dict[str, int]:
         return {"n3": 1}
 
+    def owned_on_kafka(self) -> dict[str, int]:
+        return {"n3": 2, "local": 5}
+
     def moves(self) -> dict[tuple[int, int], Move]:
         topic_ids = ((16, 1), (16, 2), (99, 0), (16, 3))
         return {at: Move("local", "n2", "seal", 1_700_000_000_000 + at[1]) for at in topic_ids}
@@ -110,7 +113,10 @@ async def test_moves_under_way_and_plans(client: Client, gateway: Gateway) -> No
             "it takes its share from those with the most: 0 of 2 partitions",
             "its program is older than this one: what needs a newer data format waits until it is upgraded",
         ],
-        "n3": ["it is to have nothing, and has 1 partitions and groups: they go to the brokers with the fewest"],
+        "n3": [
+            "it is to have nothing, and has 1 partitions and groups: they go to the brokers with the fewest",
+            "it owns 2 partitions and shards on Kafka clusters: other nodes take them over",
+        ],
         "n4": ["its node has not been heard of for some seconds: what is on it waits for it, or for a takeover"],
     }
     drain = await ask(client, "/brokers/local/plan?draining=true&limit=3")
