@@ -111,7 +111,9 @@ def _reasons(gateway: Gateway, name: str, counts: Counter[str], group_counts: Ma
         if cluster.is_there(other) and not one.draining and not one.storeless
     ]
     reasons = []
-    if not cluster.is_there(name):
+    if cluster.is_gone(name):
+        reasons.append("its node has not been heard of, and has no store: other nodes go on with what it had")
+    elif not cluster.is_there(name):
         reasons.append("its node has not been heard of for some seconds: what is on it waits for it, or for a takeover")
     if member.draining and (left := counts[name] + group_counts.get(name, 0)):
         whither = "they go to the brokers with the fewest" if set(takers) - {name} else "no other broker takes any"

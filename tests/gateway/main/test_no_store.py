@@ -39,13 +39,15 @@ class World:
         self.secret.write_bytes(b"the secret of nodes in tests")
 
     def config(self, name: str, **settings: object) -> GatewayConfig:
-        chosen = {f"cluster.{which}_broker": "kafka1" for which in ("default", "groups", "timers")}
-        return build({
+        """Of a node without a store, if `settings` say nothing else."""
+        chosen: dict[str, object] = {f"cluster.{which}_broker": "kafka1" for which in ("default", "groups", "timers")}
+        given = {
             "port": 0, "shutdown_timeout_ms": 2000, "kafka.enabled": False, "cluster.no_store": True,
             "cluster.node": name, "cluster.etcd": ("http://127.0.0.1:1",), "cluster.secret_file": self.secret,
             "cluster.internal_port": 0, "cluster.kafka": ("kafka1=kafka://127.0.0.1:1?prefix=mq.",), **chosen,
             **settings,
-        })  # fmt: skip
+        }  # fmt: skip
+        return build({name: value for name, value in given.items() if value is not None})
 
     @asynccontextmanager
     async def node(self, name: str, **settings: object) -> AsyncIterator[aiohttp.ClientSession]:
@@ -181,6 +183,37 @@ async def test_partitions_begin_on_all_nodes_and_those_of_one_that_is_gone_elsew
         assert rows == {"kafka1": "up", "n1": "up", "n2": "offline", "n3": "offline"}
         await done(client, "PUT", "/mq/v1/topics/more", {"partitions": 4})
         await done(client, "POST", "/topics/more", {"records": [{"value": 1}]})
+
+
+async def test_a_node_with_a_store_and_one_without_are_one_cluster(world: World, tmp_path: Path) -> None:
+    stored = {
+        "cluster.no_store": False, "data": tmp_path / "data", "cluster.default_broker": None,
+        "store.commit_log_file_bytes": 1 << 24, "store.extent_bytes": 1 << 20,
+    }  # fmt: skip
+    async with world.node("s1", **stored) as one, world.node("n1") as other:
+        await done(one, "PUT", "/mq/v1/topics/own", {"partitions": 2})
+        await done(other, "PUT", "/mq/v1/topics/orders", {"partitions": 2})
+        await done(one, "POST", "/mq/v1/topics/own/partitions/1/move", {"to": "kafka1"})
+        for number, client in enumerate((one, other)):
+            for topic in ("own", "orders"):
+                for partition in (0, 1):
+                    body = {"records": [{"value": number}]}
+                    await done(client, "POST", f"/topics/{topic}/partitions/{partition}", body)
+        for client in (one, other):
+            for topic in ("own", "orders"):
+                assert [await values_of(client, topic, partition) for partition in (0, 1)] == [[0, 1]] * 2
+        status, refused = await asked(one, "POST", "/mq/v1/topics/own/partitions/0/move", {"to": "n1"})
+        assert (status, refused["error_code"]) == (409, 40964)
+        plan = await done(one, "GET", "/mq/v1/brokers/n1/plan?draining=true")
+        assert plan == {"moves": [], "total": 0}
+        rule = {"topic": "own", "record": {"value": 2, "partition": 0}, "every_ms": 1000}
+        await done(one, "PUT", "/mq/v1/recurring/clock", rule)
+        async with asyncio.timeout(PATIENCE_S):
+            while 2 not in await values_of(other, "own", 0):  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+        await done(other, "DELETE", "/mq/v1/recurring/clock")
+        assert (await asked(one, "GET", "/mq/v1/recurring/clock"))[0] == 404
+    assert list((tmp_path / "empty").iterdir()) == []
 
 
 async def test_a_name_is_taken_by_one_process_at_a_time(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

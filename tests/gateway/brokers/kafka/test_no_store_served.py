@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -56,6 +57,7 @@ class Clients(Nodes):
     """Clients that ask whichever node they believe to be there, until one answers."""
 
     endpoint = ""
+    prefix = ""
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
@@ -74,7 +76,7 @@ class Clients(Nodes):
             name,
             joined=joined,
             MQ_CLUSTER_NO_STORE="true",
-            MQ_CLUSTER_KAFKA=f"kafka1=kafka://{self.endpoint}?replication=1&min_insync=1&prefix=nostore.",
+            MQ_CLUSTER_KAFKA=f"kafka1=kafka://{self.endpoint}?replication=1&min_insync=1&prefix={self.prefix}.",
             MQ_CLUSTER_DEFAULT_BROKER="kafka1",
             MQ_CLUSTER_GROUPS_BROKER="kafka1",
             MQ_CLUSTER_TIMERS_BROKER="kafka1",
@@ -223,7 +225,7 @@ async def three_nodes(directory: Path, etcd: EtcdServer, kafka: Peer) -> AsyncIt
     async with etcd_metadata(etcd), aiohttp.ClientSession() as http:
         (directory / "cert.pem").write_bytes(etcd.ca_file.read_bytes())
         nodes = Clients(directory, etcd, http, Random(1))
-        nodes.endpoint = kafka.endpoint
+        nodes.endpoint, nodes.prefix = kafka.endpoint, directory.name
         try:
             for name in ("n1", "n2", "n3"):
                 await nodes.start(name)
@@ -291,3 +293,27 @@ async def test_nodes_are_killed_and_replaced_and_nothing_is_lost(tmp_path: Path,
             f"\n{len(nodes.stored)} sends, {len(nodes.delayed)} delayed, {len(nodes.acked)} acknowledged,"
             f" {len(dues)} due times, {len(KILLED)} nodes killed"
         )
+
+
+async def test_a_frozen_node_whose_name_another_process_has_by_now_ends(
+    tmp_path: Path, etcd: EtcdServer, kafka: Peer
+) -> None:
+    async with three_nodes(tmp_path, etcd, kafka) as nodes:
+        frozen = nodes.servers["n1"]
+        senders = [asyncio.create_task(nodes.send_on()) for _ in range(SENDERS)]
+        await asyncio.sleep(1)
+        frozen.signal(signal.SIGSTOP)
+        del nodes.servers["n1"]
+        try:
+            await nodes.start("again", MQ_CLUSTER_NODE="n1")
+            frozen.signal(signal.SIGCONT)
+            assert await frozen.ended() != 0
+            assert "another process is node n1 by now" in frozen.log()
+        finally:
+            await frozen.end()
+        await asyncio.sleep(2)
+        nodes.is_sent = True
+        await asyncio.gather(*senders)
+        counts = Counter(row["value"] for row in await nodes.read_all(TOPIC, PARTITIONS))
+        assert not nodes.stored.keys() - counts.keys(), "lost"
+        assert [value for value, count in counts.items() if count > 1] == [], "stored twice"

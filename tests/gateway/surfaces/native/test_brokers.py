@@ -71,6 +71,9 @@ class FakeCluster:
     def is_there(self, name: str) -> bool:
         return name != "n4"
 
+    def is_gone(self, name: str) -> bool:
+        return False
+
     def trouble(self, name: str) -> str | None:
         return None
 
@@ -130,6 +133,34 @@ async def test_moves_under_way_and_plans(client: Client, gateway: Gateway) -> No
     assert await ask(client, "/brokers/n9/plan?draining=1") == 404
     for path in ("/brokers/local/plan", "/brokers/local/plan?draining=yes", "/moves?limit=201"):
         assert await ask(client, path) in (422, 42253), path
+
+
+class StorelessCluster(FakeCluster):
+    """Likewise; n2 and the one that is away have no store."""
+
+    members = MappingProxyType(
+        {
+            name: SimpleNamespace(
+                name=name, draining=name == "n3", balancing=False, url=f"http://{name}", storeless=name in ("n2", "n4")
+            )
+            for name in ("local", "n2", "n3", "n4")
+        }
+    )
+
+    def is_gone(self, name: str) -> bool:
+        return name == "n4"
+
+
+async def test_nothing_is_planned_to_go_to_a_node_without_a_store(client: Client, gateway: Gateway) -> None:
+    object.__setattr__(gateway, "cluster", StorelessCluster())
+    assert await ask(client, "/brokers/local/plan?draining=true") == 409, "there is no other one with a store"
+    assert await ask(client, "/brokers/n2/plan?draining=false") == 409
+    assert await ask(client, "/brokers/n2/plan?draining=true") == {"moves": [], "total": 0}
+    reasons = {row["broker"]: row["reasons"] for row in (await ask(client, "/brokers"))["brokers"]}
+    assert reasons["n3"] == [
+        "it is to have nothing, and has 1 partitions and groups: they go to the brokers with the fewest"
+    ]
+    assert reasons["n4"] == ["its node has not been heard of, and has no store: other nodes go on with what it had"]
 
 
 async def test_partitions_are_chains_of_segments(client: Client, gateway: Gateway, broker: FakeBroker) -> None:
