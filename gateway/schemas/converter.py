@@ -161,6 +161,12 @@ class Converter:
         self._idle.clear()
 
 
+def _environment() -> dict[str, str]:
+    """What Python needs to run; what else the server was told is not for a process that reads what others send."""
+    wanted = ("PATH", "PYTHON", "LD_", "LANG", "LC_")
+    return {name: value for name, value in os.environ.items() if name.startswith(wanted)}
+
+
 def _key_of(act: str, schemas: Sequence[SchemaText], value: tuple[int, bytes]) -> int:
     index, content = value
     return hash((act, schemas[index], content))
@@ -199,7 +205,7 @@ class _Child:
         try:
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "gateway.schemas.child",
-                stdin=PIPE, stdout=PIPE, stderr=DEVNULL, env={**os.environ, "TMPDIR": directory},
+                stdin=PIPE, stdout=PIPE, stderr=DEVNULL, env={**_environment(), "TMPDIR": directory},
             )  # fmt: skip
         except BaseException:
             shutil.rmtree(directory, ignore_errors=True)
