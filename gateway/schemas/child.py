@@ -31,6 +31,7 @@ from gateway.schemas.request import (
     REQUEST_S,
     UNFIT,
     VALUE_CPU_S,
+    WRITTEN_BYTES,
     Request,
     SchemaText,
 )
@@ -113,21 +114,30 @@ def convert(codecs: Codecs, act: str, schema: SchemaText, value: bytes) -> tuple
     return DONE, made
 
 
-def answer(codecs: Codecs, request: Request, write: Callable[[bytes], None], *, next_value: Callable[[], None]) -> None:
+def answer(
+    codecs: Codecs, request: Request, write: Callable[[bytearray], None], *, next_value: Callable[[], None]
+) -> None:
     """Answer one request. `next_value` is called before each value."""
     begun_s = time.monotonic()
     size = 0
+    said = bytearray()
     for number, (index, value) in enumerate(request.values):
         next_value()
         if number and time.monotonic() - begun_s > REQUEST_S:
-            write(ANSWERED.pack(LATER, 0))
-            return
+            said += ANSWERED.pack(LATER, 0)
+            break
         status, made = convert(codecs, request.act, request.schemas[index], value)
         if number and size + len(made) > ANSWER_BYTES_MAX:
-            write(ANSWERED.pack(LATER, 0))
-            return
+            said += ANSWERED.pack(LATER, 0)
+            break
         size += len(made)
-        write(ANSWERED.pack(status, len(made)) + made)
+        said += ANSWERED.pack(status, len(made))
+        said += made
+        if request.one_by_one or len(said) >= WRITTEN_BYTES:
+            write(said)
+            said = bytearray()
+    if said:
+        write(said)
 
 
 def _why(what: str, error: Exception) -> bytes:
@@ -177,7 +187,7 @@ def _read(count: int) -> bytes:
     return b"".join(parts)
 
 
-def _write(data: bytes) -> None:
+def _write(data: bytearray) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(1, view) :]
