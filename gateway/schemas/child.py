@@ -1,5 +1,5 @@
 """A process that converts values, one request after the other, until its parent closes the pipe: `python -m
-gateway.schemas.child`. See `request.py` for what is said.
+gateway.schemas.child DIRECTORY`, for files that are needed for a moment. See `request.py` for what is said.
 
 Its bounds are the kernel's: memory (RLIMIT_AS), and processor time a value (a timer whose signal ends the process, also
 within a C library). The parent then knows which value it was, and begins another one.
@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import sys
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -154,6 +155,8 @@ def main() -> None:
         Path("/proc/self/oom_score_adj").write_text("1000")
     _limit(resource.RLIMIT_AS, MEMORY_BYTES_MAX)
     _limit(resource.RLIMIT_CORE, 0)
+    directory = sys.argv[1]
+    os.environ["TMPDIR"] = directory
     codecs = Codecs()
     decoder = msgspec.msgpack.Decoder(Request)
     while head := _read(ASKED.size):
@@ -163,6 +166,8 @@ def main() -> None:
         except MemoryError:  # what is held now is not known: another process goes on
             os._exit(NO_MEMORY)
         signal.setitimer(signal.ITIMER_PROF, 0)
+    with suppress(OSError):
+        os.rmdir(directory)  # its parent, if it was killed, does not
 
 
 def _limit(kind: int, most: int) -> None:

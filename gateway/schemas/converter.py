@@ -244,9 +244,9 @@ class _Child:
         )  # for protoc's files; it may be killed before it removes them
         try:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "gateway.schemas.child",
+                sys.executable, "-m", "gateway.schemas.child", directory,
                 stdin=PIPE, stdout=PIPE, stderr=DEVNULL, limit=READ_BYTES,
-                env={**_environment(), "TMPDIR": directory},
+                env=_environment(),
             )  # fmt: skip
         except BaseException:
             shutil.rmtree(directory, ignore_errors=True)

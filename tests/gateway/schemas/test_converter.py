@@ -182,6 +182,7 @@ async def test_a_process_ends_with_its_server(converter: Converter) -> None:
     assert child._process.stdin is not None
     child._process.stdin.close()  # as when the server is killed
     assert await asyncio.wait_for(child._process.wait(), 30) == 0
+    assert not Path(child._directory).exists()
 
 
 async def test_nothing_is_left_behind() -> None:
