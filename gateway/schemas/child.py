@@ -1,5 +1,5 @@
 """A process that converts values, one request after the other, until its parent closes the pipe: `python -m
-gateway.schemas.child`. See `request.py` for what is said.
+gateway.schemas.child DIRECTORY`, for files that are needed for a moment. See `request.py` for what is said.
 
 Its bounds are the kernel's: memory (RLIMIT_AS), and processor time a value (a timer whose signal ends the process, also
 within a C library). The parent then knows which value it was, and begins another one.
@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import sys
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -31,6 +32,7 @@ from gateway.schemas.request import (
     REQUEST_S,
     UNFIT,
     VALUE_CPU_S,
+    WRITTEN_BYTES,
     Request,
     SchemaText,
 )
@@ -113,21 +115,30 @@ def convert(codecs: Codecs, act: str, schema: SchemaText, value: bytes) -> tuple
     return DONE, made
 
 
-def answer(codecs: Codecs, request: Request, write: Callable[[bytes], None], *, next_value: Callable[[], None]) -> None:
+def answer(
+    codecs: Codecs, request: Request, write: Callable[[bytearray], None], *, next_value: Callable[[], None]
+) -> None:
     """Answer one request. `next_value` is called before each value."""
     begun_s = time.monotonic()
     size = 0
+    said = bytearray()
     for number, (index, value) in enumerate(request.values):
         next_value()
         if number and time.monotonic() - begun_s > REQUEST_S:
-            write(ANSWERED.pack(LATER, 0))
-            return
+            said += ANSWERED.pack(LATER, 0)
+            break
         status, made = convert(codecs, request.act, request.schemas[index], value)
         if number and size + len(made) > ANSWER_BYTES_MAX:
-            write(ANSWERED.pack(LATER, 0))
-            return
+            said += ANSWERED.pack(LATER, 0)
+            break
         size += len(made)
-        write(ANSWERED.pack(status, len(made)) + made)
+        said += ANSWERED.pack(status, len(made))
+        said += made
+        if request.one_by_one or len(said) >= WRITTEN_BYTES:
+            write(said)
+            said = bytearray()
+    if said:
+        write(said)
 
 
 def _why(what: str, error: Exception) -> bytes:
@@ -144,6 +155,8 @@ def main() -> None:
         Path("/proc/self/oom_score_adj").write_text("1000")
     _limit(resource.RLIMIT_AS, MEMORY_BYTES_MAX)
     _limit(resource.RLIMIT_CORE, 0)
+    directory = sys.argv[1]
+    os.environ["TMPDIR"] = directory
     codecs = Codecs()
     decoder = msgspec.msgpack.Decoder(Request)
     while head := _read(ASKED.size):
@@ -153,6 +166,8 @@ def main() -> None:
         except MemoryError:  # what is held now is not known: another process goes on
             os._exit(NO_MEMORY)
         signal.setitimer(signal.ITIMER_PROF, 0)
+    with suppress(OSError):
+        os.rmdir(directory)  # its parent, if it was killed, does not
 
 
 def _limit(kind: int, most: int) -> None:
@@ -177,7 +192,7 @@ def _read(count: int) -> bytes:
     return b"".join(parts)
 
 
-def _write(data: bytes) -> None:
+def _write(data: bytearray) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(1, view) :]

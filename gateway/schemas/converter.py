@@ -1,7 +1,8 @@
 """Processes that convert values (`child.py`), begun when there is something to convert.
 
-    a process ends     by a signal of its own, or for its memory: the value it was at is Unreadable, and another process
-                       goes on with the next one, while there is time
+    a process ends     another one is asked for what was not answered, one value at a time. When that ends, by a signal
+                       of its own or for its memory, the value it was at is Unreadable, and another process goes on with
+                       the next one, while there is time
                        The value is remembered: each read of its topic would cost as much again
     it is killed       another one is asked for the same value. When that is killed too, the value is Unreadable
     it cannot run      twice: 503. That says nothing of the value, and no reader may pass it over for that
@@ -41,6 +42,7 @@ from gateway.schemas.request import (
     Request,
     SchemaText,
 )
+from store.limits import KiB
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +51,9 @@ PROCESSES_MAX = 2
 
 WAITING_MAX = 64
 """Requests that wait for a process."""
+
+READ_BYTES = 256 * KiB
+"""Of answers that are read at once."""
 
 HARMFUL_MAX = 1000
 """Values that have ended a process, and are remembered."""
@@ -97,6 +102,7 @@ class Converter:
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + REQUEST_S
         made: list[Converted] = []
+        one_by_one = False
         killed_at = -1
         while len(made) < len(values) and not (made and loop.time() >= deadline_s):
             if (harmful := self._harmful.get(_key_of(act, schemas, values[len(made)]))) is not None:
@@ -105,8 +111,13 @@ class Converter:
             asked = values[len(made) : self._harmless(act, schemas, values, len(made) + 1)]
             child = await self._taken()
             try:
-                is_whole = await child.ask(Request(act, schemas, asked), made)
+                is_whole = await child.ask(Request(act, schemas, asked, one_by_one), made)
             except _Ended as ended:
+                if (
+                    not one_by_one and len(asked) > 1
+                ):  # at which value is found by asking for what was not answered again
+                    one_by_one = True
+                    continue
                 # Who is ended from outside may not have looked at the value.
                 if ended.is_sure or (ended.is_killed and killed_at == len(made)):
                     self._remember(_key_of(act, schemas, values[len(made)]), Unreadable(ended.why))
@@ -161,6 +172,12 @@ class Converter:
         self._idle.clear()
 
 
+def _environment() -> dict[str, str]:
+    """What Python needs to run; what else the server was told is not for a process that reads what others send."""
+    wanted = ("PATH", "PYTHON", "LD_", "LANG", "LC_")
+    return {name: value for name, value in os.environ.items() if name.startswith(wanted)}
+
+
 def _key_of(act: str, schemas: Sequence[SchemaText], value: tuple[int, bytes]) -> int:
     index, content = value
     return hash((act, schemas[index], content))
@@ -175,6 +192,35 @@ class _Ended(Exception):
         self.why = why
         self.is_sure = is_sure
         self.is_killed = is_killed
+
+
+class _Answers:
+    """Reads what a process answers. `made` gets what becomes of the values, in order."""
+
+    def __init__(self, made: list[Converted], count: int) -> None:
+        self._made = made
+        self._read = bytearray()
+        self.left_count = count
+        self.is_cut = False
+        """It left the last values for later."""
+
+    def add(self, some: bytes) -> None:
+        """The next bytes of it."""
+        read, made = self._read, self._made
+        read += some
+        at, head = 0, ANSWERED.size
+        while self.left_count and len(read) >= at + head:
+            status, size = ANSWERED.unpack_from(read, at)
+            if status == LATER:
+                self.left_count, self.is_cut = 0, True
+                break
+            if len(read) < at + head + size:
+                break
+            data = bytes(read[at + head : at + head + size])
+            made.append(data if status == DONE else Unreadable(data.decode("utf-8", "replace")))
+            at += head + size
+            self.left_count -= 1
+        del read[:at]
 
 
 class _Child:
@@ -198,8 +244,9 @@ class _Child:
         )  # for protoc's files; it may be killed before it removes them
         try:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "gateway.schemas.child",
-                stdin=PIPE, stdout=PIPE, stderr=DEVNULL, env={**os.environ, "TMPDIR": directory},
+                sys.executable, "-m", "gateway.schemas.child", directory,
+                stdin=PIPE, stdout=PIPE, stderr=DEVNULL, limit=READ_BYTES,
+                env=_environment(),
             )  # fmt: skip
         except BaseException:
             shutil.rmtree(directory, ignore_errors=True)
@@ -217,19 +264,19 @@ class _Child:
             writer.write(ASKED.pack(len(said)))
             writer.write(said)
             del said
-            for _ in request.values:
+            answers = _Answers(made, len(request.values))
+            while answers.left_count:
                 async with asyncio.timeout(STUCK_S):
-                    status, size = ANSWERED.unpack(await reader.readexactly(ANSWERED.size))
-                    if status == LATER:
-                        return False
-                    data = await reader.readexactly(size)
-                made.append(data if status == DONE else Unreadable(data.decode("utf-8", "replace")))
+                    some = await reader.read(READ_BYTES)
+                if not some:
+                    raise ConnectionError
+                answers.add(some)
+            return not answers.is_cut
         except TimeoutError:
             self.end()
             raise _Ended(f"nothing has come of it for {STUCK_S:.0f} s", is_sure=True) from None
-        except (asyncio.IncompleteReadError, ConnectionError, RuntimeError):  # uvloop's, for a closed pipe
+        except (ConnectionError, RuntimeError):  # uvloop's, for a closed pipe
             raise await self._ended() from None
-        return True
 
     async def _ended(self) -> _Ended:
         status = await self._process.wait()

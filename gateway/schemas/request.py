@@ -41,6 +41,8 @@ NO_MEMORY = 3
 ASKED = Struct(">I")
 ANSWERED = Struct(">BI")
 DONE, UNFIT, LATER = range(3)
+WRITTEN_BYTES = 64 * KiB
+"""Of answers that are written at once."""
 
 
 class Unfit(Exception):
@@ -62,8 +64,10 @@ class SchemaText(msgspec.Struct, frozen=True, array_like=True):
 
 class Request(msgspec.Struct, frozen=True, array_like=True):
     """Values to convert, each with the number of its schema. `act`: serialize, deserialize, or name: of each schema the
-    name of its record, the values are empty."""
+    name of its record, the values are empty. `one_by_one`: say what has become of each value before the next one is
+    begun, so that it is known at which of them the process ends; else many answers are written at once."""
 
     act: str
     schemas: Sequence[SchemaText]
     values: Sequence[tuple[int, bytes]]
+    one_by_one: bool = False

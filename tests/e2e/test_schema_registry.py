@@ -30,9 +30,11 @@ from tests.e2e.test_kafka import Kafka
 from tests.e2e.test_kafka import serving as serving_kafka
 from tests.gateway.schemas.fake_registry import AVRO, JSON_SCHEMA, PROTO
 from tests.gateway.schemas.fake_registry import serving as serving_fake
+from tests.gateway.schemas.test_protobuf import CUSTOMER, NESTED
 
 pytestmark = [pytest.mark.matrix, pytest.mark.asyncio(loop_scope="module")]
 
+KEY = '{"type": "record", "name": "Key", "fields": [{"name": "id", "type": "string"}]}'
 RICH_AVRO = """{"type": "record", "name": "Rich", "namespace": "org.example", "fields": [
     {"name": "id", "type": "long"}, {"name": "name", "type": ["null", "string"]}, {"name": "raw", "type": "bytes"},
     {"name": "kind", "type": {"type": "enum", "name": "Kind", "symbols": ["A", "B"]}},
@@ -191,6 +193,33 @@ async def test_protobuf_both_ways(world: World) -> None:
     assert [one["value"] for one in await world.read_by_rest("proto", "protobuf", 2)] == [value] * 2
     deserialize = ProtobufDeserializer(Order, {}, world.registry)
     assert await asyncio.to_thread(deserialize, stored[1], _context("proto")) == message
+
+
+async def test_a_nested_protobuf_message_with_imports_is_read(world: World) -> None:
+    """Their client registers what is imported as schemas of their own, and names the message by indexes."""
+    await world.kafka.create("nested", 1)
+    nested = Protobuf(SchemaText("protobuf", NESTED, (("other/customer.proto", CUSTOMER),)))
+    inner: Any = GetMessageClass(nested._pool.FindMessageTypeByName("a.b.Second.Inner"))
+    value = {"at": "1970-01-01T00:00:05Z", "who": {"name": "z"}, "bigOnes": ["7", "-8"]}
+    serialize = ProtobufSerializer(inner, world.registry)
+    theirs = await asyncio.to_thread(serialize, json_format.ParseDict(value, inner()), _context("nested"))
+    assert theirs[5:8] == b"\x04\x02\x02"
+    await world.sent_by_kafka("nested", [theirs])
+    assert [one["value"] for one in await world.read_by_rest("nested", "protobuf", 1)] == [value]
+
+
+async def test_keys_by_a_schema_of_their_own(world: World) -> None:
+    await world.kafka.create("keys", 1)
+    key_context = SerializationContext("keys", MessageField.KEY)
+    key = await asyncio.to_thread(AvroSerializer(world.registry, KEY), {"id": "u1"}, key_context)
+    value = await asyncio.to_thread(AvroSerializer(world.registry, AVRO), {"sku": 3, "note": "x"}, _context("keys"))
+    sent = {"key": {"id": "u1"}, "value": {"sku": 3, "note": {"string": "x"}}}
+    body = {"key_schema": KEY, "value_schema": AVRO, "records": [sent]}
+    answer = await world.sent_by_rest("keys", "avro", body)
+    assert await world.bytes_in("keys", 1) == [(key, value)]
+    assert answer["key_schema_id"] == int.from_bytes(key[1:5], "big")
+    [record] = await world.read_by_rest("keys", "avro", 1)
+    assert {name: record[name] for name in sent} == sent
 
 
 async def test_a_proto_text_is_registered_by_rest_and_read_by_their_client(world: World) -> None:

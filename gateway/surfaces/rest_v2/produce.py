@@ -65,8 +65,8 @@ from store.types import Acks
 
 
 async def produce(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
-    """Send records, as JSON in three formats or as raw batches. 200 when all are as durable as asked; `Mq-Acks` names
-    the level reached."""
+    """Send records, as JSON in three formats or by a schema, or as raw batches. 200 when all are as durable as asked;
+    `Mq-Acks` names the level reached."""
     content_type = check_accept(request)
     fmt = sent_format(request.headers.get(hdrs.CONTENT_TYPE, ""))
     acks: Acks | None = None

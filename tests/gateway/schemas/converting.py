@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gateway.api.schemas import Converted, Unreadable
+from gateway.api.schemas import Converted
 from gateway.schemas.child import Codecs, answer
-from gateway.schemas.converter import Converter
-from gateway.schemas.request import ANSWERED, DONE, LATER, Request, SchemaText
+from gateway.schemas.converter import Converter, _Answers
+from gateway.schemas.request import Request, SchemaText
 
 
 class HereConverter(Converter):
@@ -23,14 +23,11 @@ class HereConverter(Converter):
         self, act: str, schemas: Sequence[SchemaText], values: Sequence[tuple[int, bytes]]
     ) -> list[Converted]:
         self.request_count += bool(values)
-        said: list[bytes] = []
-        answer(self.codecs, Request(act, schemas, values[: self.values_max]), said.append, next_value=lambda: None)
+        asked = values[: self.values_max]
         made: list[Converted] = []
-        for one in said:
-            status, size = ANSWERED.unpack_from(one)
-            if status == LATER:
-                break
-            data = one[ANSWERED.size :]
-            assert len(data) == size
-            made.append(data if status == DONE else Unreadable(data.decode()))
+        answers = _Answers(made, len(asked))
+        answer(
+            self.codecs, Request(act, schemas, asked), lambda some: answers.add(bytes(some)), next_value=lambda: None
+        )
+        assert answers.left_count == 0
         return made

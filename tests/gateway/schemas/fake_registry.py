@@ -82,7 +82,8 @@ class FakeRegistry:
                         return _refused(422, 42201, "Invalid schema")
                 if self.subjects.get(subject) and "incompatible" in sent["schema"]:
                     return _refused(409, 409, "Schema being registered is incompatible")
-                return _json({"id": self.add(sent["schema"], sent["schemaType"], subject)})
+                more = {name: one for name, one in sent.items() if name == "references"}
+                return _json({"id": self.add(sent["schema"], sent["schemaType"], subject, **more)})
         return web.Response(status=404)
 
     def _version(self, subject: str, version: int) -> dict[str, Any]:
@@ -91,7 +92,8 @@ class FakeRegistry:
 
 
 def _sent(body: dict[str, Any]) -> dict[str, Any]:
-    return {"schemaType": "AVRO", **body}
+    known = {name: body[name] for name in ("schema", "schemaType", "references") if body.get(name)}
+    return {"schemaType": "AVRO", **known}
 
 
 def _without_avro(schema: dict[str, Any]) -> dict[str, Any]:

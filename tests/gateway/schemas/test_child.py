@@ -48,14 +48,20 @@ def codecs(**more: int) -> Codecs:
 
 
 def answered(values: list[bytes], **more: object) -> list[tuple[int, bytes]]:
-    said: list[bytes] = []
-    looked: list[None] = []
-    answer(
-        codecs(), Request("serialize", [TEXT], [(0, value) for value in values]), said.append,
-        next_value=lambda: looked.append(None),
-    )  # fmt: skip
-    assert len(looked) <= len(values)
-    return [(one[0], one[ANSWERED.size :]) for one in said]
+    """What is said of each; the same at once and one by one."""
+    ways = []
+    for one_by_one in (True, False):
+        said: list[bytes] = []
+        looked: list[None] = []
+        answer(
+            codecs(), Request("serialize", [TEXT], [(0, value) for value in values], one_by_one),
+            lambda some, said=said: said.append(bytes(some)), next_value=lambda looked=looked: looked.append(None),  # type: ignore[misc]
+        )  # fmt: skip
+        assert len(looked) <= len(values)
+        ways.append(said)
+    single, joined = ways
+    assert b"".join(single) == b"".join(joined)
+    return [(one[0], one[ANSWERED.size :]) for one in single]
 
 
 def test_each_value_is_answered_in_order_and_a_bad_one_alone_is_refused() -> None:
