@@ -26,6 +26,7 @@ from store.data_format import BASE_VERSION, VERSION
 from store.errors import FormatTooNew
 from store.files import OsFiles
 from store.offline.verify import verify
+from store.store import LIGHT_FORMAT
 from store.types import LightRecord, QueueKey
 from tests.clock import FakeClock
 from tests.samples.versions import (
@@ -158,7 +159,7 @@ async def test_what_an_older_version_left_is_there_and_fires_once(tmp_path: Path
     async with life(root, clock, commit) as running:
         await running.pass_to(clock, sample.made_ms + 61_000)
         await check(running, sample, root)
-        version = BASE_VERSION if sample.inbox is None else VERSION
+        version = BASE_VERSION if sample.inbox is None else LIGHT_FORMAT
         assert (root / "format").read_bytes() == b"mq data format %d\n" % version
         offsets_before = [] if sample.inbox is None else await running.light_offsets()
     clock = FakeClock(sample.made_ms + 2 * DUE_AFTER_MS)
