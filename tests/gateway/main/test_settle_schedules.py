@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from gateway.brokers.local import LocalBroker
-from gateway.main.cluster_backup import NoBackup, directories, read_backup, settle_schedules
+from gateway.cluster.metadata import Listing, Value
+from gateway.cluster.record import PartitionRecord, SegmentRecord, encode
+from gateway.main.cluster_backup import NoBackup, _on_kafka, directories, read_backup, settle_schedules
 from gateway.routing.delivery import message_id_of
 from gateway.settings.config import GatewayConfig, load
 from store import Store, record_batch
@@ -74,3 +76,20 @@ def test_what_is_no_backup_and_no_node_is_named(tmp_path: Path) -> None:
     with pytest.raises(NoBackup, match="no data directory of a node"):
         directories([tmp_path])
     assert LocalBroker  # what a node has of all this is in tests/gateway/cluster/test_cluster_backup.py
+
+
+def test_a_backup_says_how_much_of_the_cluster_is_on_kafka_and_so_not_in_it() -> None:
+    on_node = SegmentRecord(start=0, broker="n1", queue=(16, 0), end=5)
+    on_kafka = SegmentRecord(start=5, broker="kafka1", queue=("mq.orders", 0), physical=5, epoch=1, pid=4001, end=9)
+    back = SegmentRecord(start=9, broker="n1", queue=(16, 4096), epoch=2)
+    open_there = replace(on_kafka, end=None)
+    records = {
+        "partitions/16/0": [on_node, on_kafka, back],
+        "partitions/2/3": [replace(open_there, start=0)],
+        "partitions/16/1": [replace(on_node, end=None)],
+    }
+    values = {
+        key: Value(encode(PartitionRecord(epoch=segments[-1].epoch, owner="n1", segments=tuple(segments))), 7)
+        for key, segments in records.items()
+    }
+    assert _on_kafka(Listing(7, {**values, "brokers/n1": Value(b"{}", 1)})) == 2

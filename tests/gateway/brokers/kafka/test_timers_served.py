@@ -338,6 +338,29 @@ async def test_a_client_of_python_sends_with_a_delay(tmp_path: Path, etcd: EtcdS
         assert await delivered_of(nodes) == Counter(range(nodes.first, nodes.first + 80))
 
 
+async def test_a_node_that_drains_has_others_take_over_what_it_owns_on_kafka(
+    tmp_path: Path, etcd: EtcdServer, kafka: Peer
+) -> None:
+    async with three_nodes(tmp_path, etcd, kafka, "drain.") as nodes:
+        await nodes.send([3_000] * 10)
+
+        async def state(name: str) -> str:
+            rows = (await nodes.done("n2", "GET", "/mq/v1/brokers"))["brokers"]
+            return str(next(row["state"] for row in rows if row["broker"] == name))
+
+        assert await state("n1") == "up"
+        await nodes.done("n2", "PATCH", "/mq/v1/brokers/n1", json={"draining": True})
+        async with asyncio.timeout(30):
+            while await state("n1") != "drained":  # noqa: ASYNC110
+                await asyncio.sleep(0.2)
+        scope = {"Mq-Scope": "node"}
+        assert (await nodes.done("n1", "GET", "/mq/v1/schedules:histogram", headers=scope))["total"] == 0
+        routes = (await nodes.done("n1", "GET", f"/mq/v1/topics/{TOPIC}/routes"))["partitions"]
+        assert "kafka1" not in {row["owner"] for row in routes}, "by its view others own all of it"
+        await asyncio.sleep(5)
+        assert (await delivered_of(nodes)).total() == 10
+
+
 async def test_a_delayed_record_is_changed_by_its_id_or_key_at_any_node(
     tmp_path: Path, etcd: EtcdServer, kafka: Peer
 ) -> None:
