@@ -2,7 +2,7 @@
 gateway/surfaces/peer/server.py.
 
     appends            a link of their own: no other answer stands before theirs
-    AT_ONCE            reads, and what a move asks: a second link
+    AT_ONCE            reads, delayed records, and what a move asks: a second link
     the rest           HTTP: what waits for something to happen, and what may be of any size
     a node of before   HTTP
     a process of this  one link
@@ -60,10 +60,10 @@ log = logging.getLogger(__name__)
 AT_ONCE = frozenset(
     (
         "read", "bounds", "offset_for_time", "light_bounds", "read_light", "light_names", "light_ends", "light_news",
-        "create_queue", "seal_queue", "export_ids", "import_ids", "expire_queue",
+        "create_queue", "seal_queue", "export_ids", "import_ids", "expire_queue", "schedule",
     )
 )  # fmt: skip
-"""Operations that wait for nothing but the other node's disk, and whose answers are bounded."""
+"""Operations that wait for nothing but the other node's disk, or Kafka, and whose answers are bounded."""
 
 ANSWER_BYTES_MAX = 64 * MiB
 """Over a link: a read of one entry, as large as entries are, and its head."""

@@ -141,7 +141,7 @@ class Link:
         if (connection := self._connection) is not None:
             if connection.is_usable(secret):
                 return connection
-            connection.end()
+            connection.leave()
         connection = _Connection(self._bytes_max, secret)
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
@@ -202,6 +202,7 @@ class _Connection(asyncio.Protocol):
         self._number = 0
         self._used_s = self.heard_s = asyncio.get_running_loop().time()
         self._waiting: dict[int, asyncio.Future[bytes]] = {}
+        self._is_left = False
 
     def begin(self, codes: tuple[FrameCodes, FrameCodes] | None) -> None:
         """Frames follow. `codes`: of what is sent, and of what comes."""
@@ -222,6 +223,12 @@ class _Connection(asyncio.Protocol):
         if self.transport is not None:
             self.transport.abort()
 
+    def leave(self) -> None:
+        """End it when all that was asked is answered: nothing more is."""
+        self._is_left = True
+        if not self._waiting:
+            self.end()
+
     def send(self, number: int, operation: str, message: Message) -> None:
         assert self.transport is not None
         self.transport.writelines(frame(number, operation, message, self._codes))
@@ -238,6 +245,8 @@ class _Connection(asyncio.Protocol):
             return await answer
         finally:
             self._waiting.pop(number, None)
+            if self._is_left:
+                self.leave()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)

@@ -336,6 +336,29 @@ async def test_answers_to_reads_are_not_gathered_for_who_does_not_take_them(
         assert {len(read.entries) for read in await asyncio.gather(*reads)} == {records - 1}
 
 
+async def test_what_was_asked_over_a_link_that_is_made_anew_is_answered_over_the_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs = Secret(b"the secret of a node before")
+    async with asyncio.timeout(PATIENCE_S), world(tmp_path, secret=theirs) as made:
+        made.service._secret = ours = Secret(b"the secret of a node before")
+        held = _Held(made, monkeypatch)
+        slow = asyncio.create_task(made.peer.read(made.queue, 0, max_bytes=100))
+        await until(lambda: held.begun == 1)
+        link = made.peer._second_link
+        assert link is not None
+        before = link._connection
+        assert before is not None
+        ours.rotate(b"the secret of a node before", NEW)
+        theirs.rotate(NEW, b"the secret of a node before")
+        assert await made.peer.bounds(made.queue) == (0, 0)
+        assert link._connection is not before
+        assert before.transport is not None
+        held.goes_on.set()
+        assert (await slow).max_offset == 0
+        await until(lambda: before.transport is None)
+
+
 @pytest.mark.parametrize("is_heard", [False, True])
 async def test_a_read_that_takes_too_long_ends_the_link_only_when_nothing_else_is_answered_either(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_heard: bool
