@@ -133,7 +133,9 @@ bench-push: $(STAMP) ## How fast sockets are fed, beside NATS where it can be ha
 	@$(BIN)/python -m pip install -q --editable '.[peers]'
 	@$(BIN)/python -m loadtest.bench.push $(if $(ONLY),--only "$(ONLY)")
 
-bench-queues: $(STAMP) ## Light queues by the million: rows, reads, memory, recovery, 15,000 sockets: ONLY=inboxes SCALE=0.01 ROUNDS=1
+bench-queues: $(STAMP) ## Light queues by the million: rows, reads, memory, recovery, 15,000 sockets; beside Redis Streams and NATS JetStream: ONLY=inboxes SCALE=0.01 ROUNDS=1
+	@.ci/setup-peers
+	@$(BIN)/python -m pip install -q --editable '.[peers]'
 	@$(BIN)/python -m loadtest.bench.queues $(if $(ONLY),--only "$(ONLY)") $(if $(SCALE),--scale $(SCALE)) $(if $(ROUNDS),--rounds $(ROUNDS))
 
 bench-timer: $(STAMP) ## The timer: in one process; through a server, beside Redis and beanstalkd: ONLY=accept

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from functools import partial
-from typing import TypeVar
+from collections.abc import Callable, Hashable, MutableMapping
+from typing import Any, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -12,15 +11,24 @@ Key = TypeVar("Key", bound=Hashable)
 def watch(
     watching: dict[Key, dict[object, Callable[[], None]]], key: Key, wake: Callable[[], None]
 ) -> Callable[[], None]:
-    """Add `wake` to what is called for a key. What is returned takes it out again: no closure, as there is one for each
-    socket that waits, and cells are objects for the garbage collector to look at."""
-    token = object()
-    watching.setdefault(key, {})[token] = wake
-    return partial(_unwatch, watching, key, token)
+    """Add `wake` to what is called for a key. What is returned takes it out again."""
+    watched = _Watched(watching, key)
+    watching.setdefault(key, {})[watched] = wake
+    return watched
 
 
-def _unwatch(watching: dict[Key, dict[object, Callable[[], None]]], key: Key, token: object) -> None:
-    if (of_key := watching.get(key)) is not None:
-        of_key.pop(token, None)
-        if not of_key:
-            del watching[key]
+class _Watched:
+    """What takes a callback out again, and under what it is kept. There are two for each socket that waits: this is
+    less than half of a token and a partial, or a closure."""
+
+    __slots__ = ("_key", "_watching")
+
+    def __init__(self, watching: MutableMapping[Any, dict[object, Callable[[], None]]], key: Hashable) -> None:
+        self._watching = watching
+        self._key = key
+
+    def __call__(self) -> None:
+        if (of_key := self._watching.get(self._key)) is not None:
+            of_key.pop(self, None)
+            if not of_key:
+                del self._watching[self._key]

@@ -12,12 +12,12 @@ from array import array
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import aiohttp
 import orjson
 
-from loadtest.bench.raw_client import Connection, connect
+from loadtest.bench.raw_client import connect
 from loadtest.bench.request import Request, RunFailed
 from loadtest.stats import percentile
 
@@ -54,8 +54,8 @@ class PushPath:
         self._next_sequence += count
         meant_s = array("d", bytes(8 * count))
         took_ms = array("d")
-        sending = _Sending()
-        connections = [await connect(self._url, sending.answered) for _ in range(CONNECTIONS)]
+        sending = _Senders()
+        connections = [await self._connect(sending.answered) for _ in range(CONNECTIONS)]
         sending.free.extend(connections)
         receiving = asyncio.create_task(self._receive(first, count, meant_s, took_ms))
         try:
@@ -80,7 +80,12 @@ class PushPath:
             raise RunFailed(f"{sending.error_count} of {count} requests were refused")
         return Latency(count, percentile(took_ms, 50), percentile(took_ms, 99), max(took_ms))
 
-    def _request(self, sequence: int) -> bytes:
+    async def _connect(self, on_answer: Callable[[Any, int], None]) -> Sending:
+        """A connection to send on."""
+        return await connect(self._url, on_answer)
+
+    def _request(self, sequence: int) -> object:
+        """What a connection takes for a record."""
         body = orjson.dumps({"records": [{"key": f"k{sequence % 1000}", "value": {"sequence": sequence}}]})
         return Request("POST", "/topics/bench", self._headers, body).encode(self._url)
 
@@ -93,21 +98,31 @@ class PushPath:
                     took_ms.append((now_s - meant_s[sequence - first]) * 1000)
 
 
-class _Sending:
+class Sending(Protocol):
+    """A connection with one request under way at most; it says when that is answered, with an HTTP status."""
+
+    def send(self, request: Any, /) -> None:
+        """The request before must be answered."""
+
+    def close(self) -> None:
+        """At once."""
+
+
+class _Senders:
     """Free connections, and requests that wait for one."""
 
     def __init__(self) -> None:
-        self.free: deque[Connection] = deque()
+        self.free: deque[Sending] = deque()
         self.error_count = 0
-        self._waiting: deque[bytes] = deque()
+        self._waiting: deque[object] = deque()
 
-    def send(self, request: bytes) -> None:
+    def send(self, request: object) -> None:
         if self.free:
             self.free.popleft().send(request)
         else:
             self._waiting.append(request)
 
-    def answered(self, connection: Connection, status: int) -> None:
+    def answered(self, connection: Sending, status: int) -> None:
         if status != 200:
             self.error_count += 1
         if status and self._waiting:

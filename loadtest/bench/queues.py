@@ -3,6 +3,7 @@
     rows      one process: sends that name 1, 8 and 64 of a million light queues, durable, the index included
     many      1 M and 10 M queues: reads of random ones, memory, and a start after kill -9
     inboxes   a socket on an inbox of its own, 15,000 times: memory of each, and POST to push at a fixed rate
+    beside    the same work through the servers of mq, Redis Streams and NATS JetStream, at the same durability
 
 The goals are those of the issue. Each part is written when it is measured; `--only` measures one again, `--scale 0.01`
 tries it out.
@@ -12,30 +13,41 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import random
 import resource
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Any, NamedTuple
 
-import aiohttp
 import orjson
 import uvloop
 from rich.console import Console
 
 from loadtest.bench import parts as pages
 from loadtest.bench.parts import ALIGNMENT, HEADINGS, Goal, Part, Row, cells, rows_of
-from loadtest.bench.payloads import JSON_TYPE
-from loadtest.bench.push_latency import Latency, PushPath
-from loadtest.bench.push_work import Frames, connect
-from loadtest.bench.request import Request, RunFailed
-from loadtest.process import Running, end_when_told, running_server
+from loadtest.bench.push_latency import Latency
+from loadtest.bench.queues_wire import CORE, SERVERS, Inboxes, Ours
+from loadtest.bench.queues_work import (
+    CONNECTIONS,
+    ROWS_A_REQUEST,
+    Clock,
+    InboxPath,
+    Stretch,
+    fill,
+    listening,
+    read_inboxes,
+    send_rows,
+)
+from loadtest.bench.request import RunFailed
+from loadtest.peers.peer import Unavailable
+from loadtest.process import end_when_told
+from loadtest.stats import paired_ratio, percentile
 
 RESULTS = Path(__file__).parents[2] / "docs" / "benchmarks"
 FAN_OUTS = (1, 8, 64)
@@ -45,20 +57,15 @@ MANY = (1_000_000, 10_000_000)
 SOCKETS = 15_000
 RATE = 2_000
 RUN_S = 10.0
-ADDRESSES = 8
-"""Of this machine, from which sockets come."""
+ROWS_BESIDE = 500_000
+SOCKETS_BESIDE = 5_000
+READS = 2_000
+BESIDE = "beside"
+LEFT_OUT = ("left out", "")
+"""The work and unit of the row that says which servers could not be had."""
 
-SOCKETS_AT_ONCE = 100
-SUBSCRIBE_TIMEOUT_S = 120.0
 SETTLE_S = 2.0
 MiB, KiB = 1024 * 1024, 1024
-SETTINGS = """
-[store]
-index = "rocksdb"
-[limits]
-ws_sockets_max = 50000
-connections_max = 60000
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,107 +148,161 @@ async def many_part(options: Options) -> list[Row]:
     return rows
 
 
-class InboxPath(PushPath):
-    """Sends each record to one of many inboxes, and hears of it from the sockets on them."""
-
-    def __init__(self, url: str, count: int) -> None:
-        self._count = count
-        self._choose = random.Random(5)
-        self._arrived: list[int] = []
-        self._came = asyncio.Event()
-        super().__init__(url, self._next, {"Content-Type": JSON_TYPE})
-
-    def decode(self, payload: bytes) -> int:
-        """Of a frame of a socket."""
-        push = orjson.loads(payload)
-        if push.get("op") == "messages":
-            self._arrived += [message["value"]["sequence"] for message in push["messages"]]
-            self._came.set()
-        return 0
-
-    async def _next(self) -> list[int]:
-        while not self._arrived:
-            self._came.clear()
-            await self._came.wait()
-        arrived, self._arrived = self._arrived, []
-        return arrived
-
-    def _request(self, sequence: int) -> bytes:
-        queues = [f"user/{self._choose.randrange(self._count)}"]
-        body = orjson.dumps({"records": [{"value": {"sequence": sequence}, "queues": queues}]})
-        return Request("POST", "/topics/bench", self._headers, body).encode(self._url)
-
-
 async def inboxes_part(options: Options) -> list[Row]:
     """Sockets, each on an inbox of its own."""
     count = options.scaled(SOCKETS, 100)
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    settings = options.directory / "mq.toml"
-    settings.write_text(SETTINGS)
-    found: list[Latency] = []
-    memory = []
+    _raise_limits()
+    found: list[Pushes] = []
     for number in range(options.rounds):
-        with running_server(options.directory / f"inboxes-{number}", "--config", str(settings)) as ours:
-            one_memory, latency = await _inboxes(ours, count, options)
-            memory.append(one_memory / KiB)
-            found.append(latency)
+        with SERVERS[Ours.name](_directory(options, f"inboxes-{number}")) as ours:
+            await ours.begin()
+            found.append(await pushes(ours, ours.pushes[0], count, options))
     name = f"{count:,} sockets, each on its own inbox"
+    memory = [one.socket_bytes / KiB for one in found]
     rows = [Row(f"memory of a socket, {name}", "KiB", memory, goal=Goal(at_most=32))]
     for percent, goal in (("p50", None), ("p99", Goal(at_most=30))):
-        values = [getattr(one, f"{percent}_ms") for one in found]
+        values = [getattr(one.latency, f"{percent}_ms") for one in found]
         rows.append(Row(f"POST to push, {percent}, {RATE:,} durable sends/s, {name}", "ms", values, goal=goal))
     return rows
 
 
-async def _inboxes(ours: Running, count: int, options: Options) -> tuple[float, Latency]:
-    async with (
-        aiohttp.ClientSession() as session,
-        session.put(f"{ours.url}/mq/v1/topics/bench", json={"partitions": 1}) as answer,
-    ):
-        answer.raise_for_status()
-    path = InboxPath(ours.url, count)
-    (await connect(ours.url, "/ws/v1", lambda _: None)).close()  # what the first one makes once is not counted
+class Pushes(NamedTuple):
+    """What sockets on inboxes cost, and how fast they are."""
+
+    socket_bytes: float
+    latency: Latency
+    sending: Stretch
+
+
+async def pushes(server: Inboxes, push: str, count: int, options: Options) -> Pushes:
+    """Memory of each of so many sockets, and how long records take to them. Raises RunFailed."""
+    path = InboxPath(server, count)
+    (await server.listen(push, 0, path.arrived, "127.0.0.1")).close()  # what the first one makes once is not counted
     await asyncio.sleep(SETTLE_S)
-    before_bytes = ours.rss_bytes()
-    sockets: list[Frames] = []
-    for first in range(0, count, SOCKETS_AT_ONCE):
-        sockets += await asyncio.gather(
-            *(
-                connect(ours.url, "/ws/v1", lambda _: None, path.decode, f"127.0.0.{1 + number % ADDRESSES}")
-                for number in range(first, min(first + SOCKETS_AT_ONCE, count))
-            )
-        )
-    for number, socket in enumerate(sockets):
-        subscribe = {"op": "subscribe", "sub": "s", "topics": ["bench"], "queue": f"user/{number}", "credit": 100}
-        socket.say({"id": 1, **subscribe})
-    await _all_subscribed(sockets)
+    before_bytes = server.rss_bytes()
+    sockets = await listening(server, push, count, path)
+    try:
+        await asyncio.sleep(SETTLE_S)
+        socket_bytes = (server.rss_bytes() - before_bytes) / count
+        await path.run(RATE, options.scale * RUN_S / 5)  # what is made once is not counted
+        clock = Clock(server)
+        latency = await path.run(RATE, max(options.scale * RUN_S, 1.0))
+        return Pushes(socket_bytes, latency, clock.stretch(latency.record_count))
+    finally:
+        for socket in sockets:
+            socket.close()
+        await asyncio.sleep(SETTLE_S)
+
+
+def _raise_limits() -> None:
+    """Of open files, also for the servers that are started from here."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _directory(options: Options, name: str) -> Path:
+    directory = options.directory / name
+    directory.mkdir()
+    return directory
+
+
+class Beside(NamedTuple):
+    """One work at all servers: values of each round in `unit`, by server, and what else there is to say of one. A
+    server without values could not do it."""
+
+    work: str
+    unit: str
+    values: dict[str, list[float]]
+    notes: dict[str, str]
+
+
+async def beside_part(options: Options) -> list[Beside]:
+    """The same work at ours, Redis Streams and NATS JetStream, round by round."""
+    _raise_limits()
+    found: dict[tuple[str, str], Beside] = {}
+    for number in range(options.rounds):
+        for place, (name, started) in enumerate(SERVERS.items()):
+            directory = _directory(options, f"beside-{number}-{place}")
+            try:
+                with started(directory) as server:
+                    async for work, unit, value, note in _figures(server, options):
+                        row = found.setdefault((work, unit), Beside(work, unit, {}, {}))
+                        if value is not None:
+                            row.values.setdefault(name, []).append(value)
+                        row.notes[name] = note
+            except Unavailable as error:
+                found.setdefault(LEFT_OUT, Beside(*LEFT_OUT, {}, {})).notes[name] = str(error)
+            shutil.rmtree(directory)
+    return list(found.values())
+
+
+async def _figures(server: Inboxes, options: Options) -> AsyncIterator[tuple[str, str, float | None, str]]:
+    """Work, unit, value, note, as they are measured."""
+    count, rows_wanted = options.scaled(QUEUES, 1_000), options.scaled(ROWS_BESIDE, 20_000)
+    await server.begin()
+    await fill(server, count)
     await asyncio.sleep(SETTLE_S)
-    memory = (ours.rss_bytes() - before_bytes) / count
-    await path.run(RATE, options.scale * RUN_S / 5)  # what is made once is not counted
-    latency = await path.run(RATE, max(options.scale * RUN_S, 1.0))
-    for socket in sockets:
-        socket.close()
-    return memory, latency
+    disk = f"{server.disk_bytes() / MiB:,.0f} MiB of files"
+    yield f"memory, {count:,} inboxes with a record each", "MiB", server.rss_bytes() / MiB, disk
+    for fan_out in FAN_OUTS:
+        took = await send_rows(server, count, rows_wanted, fan_out)
+        yield f"rows durable, {fan_out} a record", "records/s", took.done / took.took_s, took.cores
+    took_ms = await read_inboxes(server, count, options.scaled(READS, 100))
+    yield "read of a random inbox, p99", "ms", percentile(took_ms, 99), f"p50 {percentile(took_ms, 50):.3g} ms"
+    sockets = options.scaled(SOCKETS_BESIDE, 100)
+    for push in server.pushes:
+        said = f"{sockets:,} sockets, {RATE:,} sends/s"
+        is_early = push == CORE
+        if is_early:
+            said += "; pushed before it is stored"
+        try:
+            pushed = await pushes(server, push, sockets, options)
+        except RunFailed as error:
+            yield f"send to push, p99, {said}", "ms", None, f"{push}: {error}"
+            continue
+        latency, note = pushed.latency, f"{push}; {pushed.sending.cores}"
+        yield f"send to push, p99, {said}", "ms", latency.p99_ms, f"p50 {latency.p50_ms:.3g} ms; {note}"
+        yield f"memory of a socket, {said}", "KiB", pushed.socket_bytes / KiB, push
 
 
-async def _all_subscribed(sockets: Sequence[Frames]) -> None:
-    """Wait for the answer and `caught_up` of each. Raises RunFailed when one is refused, or when they take too long."""
-    until_s = time.monotonic() + SUBSCRIBE_TIMEOUT_S
-    while waiting := [socket for socket in sockets if socket.count < 2]:
-        refused = [socket.last for socket in waiting if b'"ok":false' in socket.last]
-        closed = [socket.closed_with for socket in waiting if socket.closed_with is not None]
-        if refused or closed or time.monotonic() > until_s:
-            why = (refused or closed or [b"no answer"])[0].decode(errors="replace")
-            raise RunFailed(f"{len(waiting)} of {len(sockets)} sockets have no subscription: {why}")
-        await asyncio.sleep(0.1)
-
-
-PARTS: dict[str, Callable[[Options], Awaitable[list[Row]]]] = {
+PARTS: dict[str, Callable[[Options], Awaitable[Sequence[Row | Beside]]]] = {
     "rows": rows_part,
     "many": many_part,
     "inboxes": inboxes_part,
+    BESIDE: beside_part,
 }
+
+
+def beside_table(rows: Sequence[Beside]) -> list[str]:
+    """Markdown: medians, and ours beside each other: above 1 ours is the faster, or the smaller."""
+    others = [name for name in SERVERS if name != Ours.name]
+    lines = [
+        f"| work | {' | '.join(SERVERS)} | {' | '.join(f'ours beside {name}' for name in others)} |",
+        "|---|" + "---:|" * (len(SERVERS) + len(others)),
+    ]
+    for row in rows:
+        if (row.work, row.unit) == LEFT_OUT:
+            continue
+        cells = [_cell(row, name) for name in SERVERS]
+        cells += [_times(row, name) for name in others]
+        lines.append(f"| {row.work} | {' | '.join(cells)} |")
+    left_out = next((row.notes for row in rows if (row.work, row.unit) == LEFT_OUT), {})
+    return [*lines, *(f"\nLeft out: {name}: {why}." for name, why in left_out.items())]
+
+
+def _cell(row: Beside, name: str) -> str:
+    values, note = row.values.get(name), row.notes.get(name)
+    if values is None:
+        return f"- ({note})" if note else "-"
+    return f"{pages.number(median(values), row.unit)} ({note})"
+
+
+def _times(row: Beside, name: str) -> str:
+    ours, its = row.values.get(Ours.name, []), row.values.get(name, [])
+    if not ours or len(ours) != len(its):
+        return "-"
+    pair = (ours, its) if row.unit in pages.HIGHER_IS_BETTER else (its, ours)
+    return pages.shown_times(paired_ratio(*pair))
 
 
 def as_markdown(parts: Mapping[str, Part]) -> str:
@@ -255,14 +316,34 @@ def as_markdown(parts: Mapping[str, Part]) -> str:
         "",
         f"| {' | '.join(HEADINGS)} |",
         ALIGNMENT,
-        *(f"| {' | '.join(cells(row))} |" for part in parts.values() for row in rows_of(part)),
+        *(f"| {' | '.join(cells(row))} |" for name, part in parts.items() if name != BESIDE for row in rows_of(part)),
         "",
+        *(_beside_lines(parts[BESIDE]) if BESIDE in parts else ()),
         "## Conditions",
         "",
         *pages.condition_lines(parts),
         "",
     ]
     return "\n".join(lines)
+
+
+def _beside_lines(part: Part) -> list[str]:
+    return [
+        "## Beside Redis Streams and NATS JetStream",
+        "",
+        "Each through its own server and protocol, by the same raw sockets (`loadtest/bench/queues_wire.py`):",
+        f"prebuilt requests of {ROWS_A_REQUEST} rows over {CONNECTIONS} connections, a disk sync that covers all of it",
+        "before each answer, and a record in all its inboxes or in none. mq: JSON over HTTP, index in RocksDB. Redis:",
+        "`appendfsync always`, an XADD an inbox, in MULTI. NATS: `sync_interval: always`, a message an inbox, in",
+        "atomic batches. *cores*: CPU of the server, and of the client, a second, in the last round: a server of one",
+        "thread is at its limit at 1; where both are below it, syncs of the disk are the limit. Pushes: single",
+        "records, for which NATS syncs each by itself, and the others all that came together. NATS's core",
+        "subscriptions are pushed before a message is stored. Redis has all records in memory, NATS each subject, mq",
+        "neither.",
+        "",
+        *beside_table([Beside(**row) for row in part.rows]),  # type: ignore[arg-type]
+        "",
+    ]
 
 
 async def _measured(console: Console, options: Options, names: Sequence[str], out: Path) -> dict[str, Part]:
@@ -273,7 +354,8 @@ async def _measured(console: Console, options: Options, names: Sequence[str], ou
         with console.status(name):
             rows = await PARTS[name](options)
         conditions |= {"other_programs": others.said(), "took": f"{time.monotonic() - began_s:.0f} s"}
-        parts[name] = Part(conditions, pages.as_dicts(rows))
+        shown = [row._asdict() if isinstance(row, Beside) else pages.as_dicts([row])[0] for row in rows]
+        parts[name] = Part(conditions, shown)
         pages.write(out, "queues", list(PARTS), {name: parts[name]}, as_markdown)
     return parts
 

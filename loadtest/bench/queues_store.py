@@ -38,11 +38,17 @@ def names_of(queue_count: int, fan_out: int, seed: int) -> Iterator[list[bytes]]
     """The light queues of each record, for ever: first each queue once, then any."""
     for first in range(0, queue_count - fan_out + 1, fan_out):
         yield [b"user/%d" % number for number in range(first, first + fan_out)]
+    for some in any_of(queue_count, fan_out, seed):
+        yield [b"user/%d" % number for number in some]
+
+
+def any_of(queue_count: int, fan_out: int, seed: int) -> Iterator[list[int]]:
+    """So many of the queues, by number, for ever: far apart, and none twice."""
     choose = random.Random(seed).randrange
-    stride = queue_count // fan_out  # far apart, and none twice
+    stride = queue_count // fan_out
     while True:
         first = choose(queue_count)
-        yield [b"user/%d" % ((first + step * stride) % queue_count) for step in range(fan_out)]
+        yield [(first + step * stride) % queue_count for step in range(fan_out)]
 
 
 async def opened(directory: Path) -> tuple[Store, QueueKey]:

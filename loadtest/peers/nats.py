@@ -186,13 +186,18 @@ def publish_atomic(topic: str, reply: str, values: Sequence[bytes]) -> bytes:
 
     Its name is free again when it is stored, so the same bytes may be sent again then.
     """
+    return atomic_batch(reply, [(topic.encode(), one) for one in values])
+
+
+def atomic_batch(reply: str, messages: Sequence[tuple[bytes, bytes]]) -> bytes:
+    """The same of messages with a subject each, all of them of one stream."""
     found = []
-    for number, one in enumerate(values, 1):
+    for number, (subject, one) in enumerate(messages, 1):
         head = f"NATS/1.0\r\nNats-Batch-Id: {reply}\r\nNats-Batch-Sequence: {number}\r\n"
-        is_last = number == len(values)
+        is_last = number == len(messages)
         headers = (head + ("Nats-Batch-Commit: 1\r\n" if is_last else "") + "\r\n").encode()
-        to = f"{topic} {reply}" if is_last else topic
-        found.append(f"HPUB {to} {len(headers)} {len(headers) + len(one)}\r\n".encode() + headers + one + b"\r\n")
+        to = b"%b %b" % (subject, reply.encode()) if is_last else subject
+        found.append(b"HPUB %b %d %d\r\n" % (to, len(headers), len(headers) + len(one)) + headers + one + b"\r\n")
     return b"".join(found)
 
 

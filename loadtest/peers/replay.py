@@ -60,13 +60,13 @@ async def replay(
     """
     window: Window | None = None
 
-    async def send_again(connection: _Connection, message: bytes) -> None:
+    async def send_again(connection: Connection, message: bytes) -> None:
         assert window is not None
         while (sent_s := time.monotonic()) < window.ended_s:
             connection.skip(await connection.answer(message, whole))
             window.count(records, sent_s)
 
-    async with _connected(host, port, int(connections)) as made:
+    async with connected(host, port, int(connections)) as made:
         for number, connection in enumerate(made):
             if opened is None:
                 connection.write(_of(opening, number))
@@ -94,7 +94,7 @@ async def fetch(
     `whole` returns what the buffer's first answer is, None when more is to come. It raises WorkFailed for an error.
     """
     offset = 0
-    async with _connected(host, port, 1) as (connection,):
+    async with connected(host, port, 1) as (connection,):
         window = Window(warm_s, duration_s)
         while (sent_s := time.monotonic()) < window.ended_s:
             found: Fetched = await connection.answer(request(offset), whole)
@@ -130,12 +130,12 @@ async def single(url: str, request: Request, *, connections: float, duration_s: 
     }
 
 
-def http_answer(buffer: bytearray) -> int:
-    """A `whole` for servers that answer HTTP with a Content-Length. Raises WorkFailed unless the status is 200."""
+def http_answer(buffer: bytearray, status: bytes = b"200") -> int:
+    """A `whole` for servers that answer HTTP with a Content-Length. Raises WorkFailed for another status."""
     head = buffer.find(b"\r\n\r\n")
     if head < 0:
         return 0
-    if not buffer.startswith(b"HTTP/1.1 200 "):
+    if not buffer.startswith(b"HTTP/1.1 %b " % status):
         raise WorkFailed(buffer[:300].decode(errors="replace"))
     size_bytes = head + 4 + int(http_header(buffer, b"Content-Length"))
     return size_bytes if len(buffer) >= size_bytes else 0
@@ -155,7 +155,7 @@ def http_header(buffer: bytearray, name: bytes) -> bytes:
     return bytes(found[1])
 
 
-class _Connection(asyncio.Protocol):
+class Connection(asyncio.Protocol):
     """One request at a time, its answer collected in a buffer."""
 
     def __init__(self) -> None:
@@ -169,6 +169,7 @@ class _Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def write(self, message: bytes) -> None:
+        """Send what has no answer."""
         self._transport.write(message)
 
     async def answer(self, message: bytes, cut: Callable[[bytearray], Any]) -> Any:
@@ -189,6 +190,7 @@ class _Connection(asyncio.Protocol):
         del self._buffer[:size_bytes]
 
     def close(self) -> None:
+        """At once."""
         self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
@@ -219,11 +221,12 @@ class _Connection(asyncio.Protocol):
 
 
 @asynccontextmanager
-async def _connected(host: str, port: int, count: int) -> AsyncGenerator[list[_Connection]]:
-    made: list[_Connection] = []
+async def connected(host: str, port: int, count: int) -> AsyncGenerator[list[Connection]]:
+    """Connections until the block ends. Raises OSError."""
+    made: list[Connection] = []
     try:
         for _ in range(count):
-            made.append((await asyncio.get_running_loop().create_connection(_Connection, host, port))[1])
+            made.append((await asyncio.get_running_loop().create_connection(Connection, host, port))[1])
         yield made
     finally:
         for connection in made:

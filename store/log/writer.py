@@ -160,7 +160,7 @@ class Writer:
         self._publish = publish
         self._last_store_time_ms = last_store_time_ms
         self._next_offsets: dict[QueueKey, int] = {}  # of queues with appends under way
-        self._light_ends: dict[tuple[QueueKey, bytes], int] = {}  # ... and of light queues
+        self._light_ends: dict[QueueKey, dict[bytes, int]] = {}  # ... and of light queues
         self._waiting: list[_Call] = []
         self._group: list[_Call] = []  # under way
         self._waiting_bytes = 0
@@ -261,16 +261,16 @@ class Writer:
         """The same batch, with the offsets of its records in their light queues (store/light_names.py)."""
         light, queue = append.light, append.queue
         assert light is not None
+        ends = self._light_ends.setdefault(queue, {})
         first_offsets = []
         for name, end, first_record, count in zip(
             light.names, published_ends, light.first_records(), light.record_counts(), strict=True
         ):
-            key = (queue, name)
-            offset = self._light_ends.get(key, end)
+            offset = ends.get(name, end)
             if offset is None:
                 offset = base_offset + first_record  # L2
             first_offsets.append(offset)
-            self._light_ends[key] = offset + count
+            ends[name] = offset + count
         return replace(append, light=light.assigned(first_offsets))
 
     def _forget_light_ends(self, append: Append) -> None:
@@ -280,9 +280,12 @@ class Writer:
         assert light is not None
         if append.delays:
             return
+        ends = self._light_ends.get(queue, {})
         for name, first_offset, count in zip(light.names, light.first_offsets, light.record_counts(), strict=True):
-            if self._light_ends.get((queue, name)) == first_offset + count:
-                del self._light_ends[queue, name]
+            if ends.get(name) == first_offset + count:
+                del ends[name]
+        if not ends:
+            self._light_ends.pop(queue, None)
         light.let_go()
 
     async def run(self) -> None:

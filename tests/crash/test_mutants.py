@@ -150,7 +150,7 @@ MUTANTS = [
     Mutant(
         "keep in memory where every light queue ends",
         "store/log/writer.py",
-        "                del self._light_ends[queue, name]\n",
+        "                del ends[name]\n",
         "                pass\n",
         LIGHT,
     ),
@@ -230,7 +230,7 @@ MUTANTS = [
     Mutant(
         "give sends under way the same offset in a light queue",
         "store/log/writer.py",
-        "            self._light_ends[key] = offset + count\n",
+        "            ends[name] = offset + count\n",
         "            pass\n",
         LIGHT,
     ),

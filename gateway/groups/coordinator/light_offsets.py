@@ -27,6 +27,9 @@ from store.uncancelled import to_its_end, uncancelled
 FEW_GROUPS = 10_000
 """Groups that are gone through in the event loop, in a millisecond; more are in a thread."""
 
+SORTED_A_TURN = 3_000
+"""Offsets that are sorted in one turn of the event loop, where all of them are of the group: 10 ms."""
+
 
 class LightProgress:
     """See `gateway.groups.protocol.LightOffsets`."""
@@ -71,7 +74,7 @@ class LightProgress:
         for topic, topic_id in topics:
             if after is not None and topic < after.topic:
                 continue
-            for stretch in known.stretches_of(group, topic_id):
+            for stretch in known.stretches_of(group, topic_id, key_count=SORTED_A_TURN):
                 some = (LightPlace(topic, one.name, one.partition, one.offset) for one in stretch)
                 wanted = (
                     one for one in some if one.queue.startswith(prefix) and (after is None or one[:3] > after[:3])

@@ -99,16 +99,18 @@ class LightOffsets:
         found = chain.from_iterable(self.stretches_of(group, topic_id))
         return {(one.partition, one.name): one.offset for one in found}
 
-    def stretches_of(self, group: str, topic_id: int) -> Iterator[list[LightPosition]]:
-        """The same, in stretches of KEYS_A_STRETCH, of those that were there at the first one: who asks for the next
-        stretch may let others have a turn first."""
+    def stretches_of(
+        self, group: str, topic_id: int, *, key_count: int = KEYS_A_STRETCH
+    ) -> Iterator[list[LightPosition]]:
+        """The same, in stretches of so many offsets of all groups, of those that were there at the first one: who asks
+        for the next stretch may let others have a turn first."""
         offsets = self._topics.get(topic_id, {}) if group in self.counts else {}
         keys = list(offsets)
         wanted = group.encode() + _NAME_BEGINS
-        for first in range(0, len(keys), KEYS_A_STRETCH):
+        for first in range(0, len(keys), key_count):
             yield [
                 _position(key, offsets[key])
-                for key in keys[first : first + KEYS_A_STRETCH]
+                for key in keys[first : first + key_count]
                 if key.startswith(wanted, _PARTITION.size) and key in offsets
             ]
 

@@ -165,7 +165,6 @@ class _Socket:
         )
         self._is_listening = False
         self._missed_count = 0  # pings since the client was last heard
-        self._heartbeat: asyncio.TimerHandle | None = None
 
     def _admit(self, is_stranger: bool) -> None:
         """Refuse, with a plain HTTP answer, who may not open a socket here and now."""
@@ -210,7 +209,6 @@ class _Socket:
             allowance=allowance,
         )
         rights: Rights | None = None
-        leave_drain: Callable[[], None] | None = None
         try:
             async with task_group() as tasks:
                 start = self._start = tasks.create_task
@@ -231,9 +229,9 @@ class _Socket:
                     frame_bytes_max=self._frame_bytes_max,
                     elsewhere=self._elsewhere(outbox, start),
                 )
-                leave_drain = self._sessions.when_draining(self._leave_with_server)
+                self._sessions.when_draining(self._leave_with_server)
                 rights.renew(self._access)
-                self._beat_later()
+                self._sessions.heartbeats.add(self)
                 await self._read(await begin(conversation))
         except* Closing as closings:
             closing = closings.exceptions[0]
@@ -248,12 +246,10 @@ class _Socket:
             self._conversation = None
             outbox.close()
             self._write_watchdog.end()
-            if self._heartbeat is not None:
-                self._heartbeat.cancel()
+            self._sessions.heartbeats.remove(self)
+            self._sessions.not_when_draining(self._leave_with_server)
             if rights is not None:
                 rights.end()
-            if leave_drain is not None:
-                leave_drain()
             if conversation is not None:
                 await to_its_end(conversation.end(code, said_goodbye=self._said_goodbye))
         if code is CloseCode.SLOW:
@@ -354,11 +350,7 @@ class _Socket:
 
     # Signs of life
 
-    def _beat_later(self) -> None:
-        ping_s = self.gateway.config.ws_ping_ms / 1000
-        self._heartbeat = asyncio.get_running_loop().call_later(ping_s, self._beat)
-
-    def _beat(self) -> None:
+    def beat(self) -> None:
         """Ping; give up on a peer that has not been heard of for two pings."""
         if self._missed_count >= PINGS_MISSED_MAX:
             self._order(CloseCode.NO_PONG)
@@ -366,7 +358,7 @@ class _Socket:
         if self._is_listening:  # while we do not read it is we who miss the pongs
             self._missed_count += 1
         self._start_soon(self._ping())
-        self._beat_later()
+        self._sessions.heartbeats.add(self)
 
     async def _ping(self) -> None:
         try:

@@ -24,6 +24,7 @@ from gateway.auth.access import NOBODY, Access
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.ws.feed import Partitions, Sources
 from gateway.surfaces.ws.frame_cache import FrameCache
+from gateway.surfaces.ws.heartbeats import Heartbeats
 from gateway.surfaces.ws.protocol import CloseCode
 from gateway.surfaces.ws.session import Session
 
@@ -70,7 +71,10 @@ class Sessions:
         self._sources = Sources(partitions, LightReader(routes), Rendering(), gateway.stats)
         self._held: dict[str, _Held] = {}
         self._waiting: dict[str, _Held] = {}  # the longest first
-        self._go_away: dict[object, Callable[[], None]] = {}
+        self.heartbeats = Heartbeats(gateway.config.ws_ping_ms / 1000)
+        """Of the sockets."""
+
+        self._go_away: dict[Callable[[], None], None] = {}  # in order; a set has none
         self._has_started = False
         self._is_closed = False
 
@@ -102,17 +106,15 @@ class Sessions:
             self._tasks.start(self._drain())
         return session
 
-    def when_draining(self, go_away: Callable[[], None]) -> Callable[[], None]:
-        """Call `go_away` once when the server is about to stop. The answer calls that off."""
-        token = object()
-        self._go_away[token] = go_away
+    def when_draining(self, go_away: Callable[[], None]) -> None:
+        """Call `go_away` once when the server is about to stop, until `not_when_draining`."""
+        self._go_away[go_away] = None
         if self._gateway.draining.is_set():  # it came in while the others were told
-            asyncio.get_running_loop().call_soon(self._call_go_away, token)
+            asyncio.get_running_loop().call_soon(self._call_go_away, go_away)
 
-        def call_off() -> None:
-            self._go_away.pop(token, None)
-
-        return call_off
+    def not_when_draining(self, go_away: Callable[[], None]) -> None:
+        """Its socket has ended."""
+        self._go_away.pop(go_away, None)
 
     async def resume(
         self, name: str, access: Access, evict: Callable[[CloseCode], None], address: str = ""
@@ -228,10 +230,10 @@ class Sessions:
 
     async def _drain(self) -> None:
         await self._gateway.draining.wait()
-        for token in list(self._go_away):
-            self._call_go_away(token)
+        for go_away in list(self._go_away):
+            self._call_go_away(go_away)
 
-    def _call_go_away(self, token: object) -> None:
-        go_away = self._go_away.pop(token, None)
-        if go_away is not None:
+    def _call_go_away(self, go_away: Callable[[], None]) -> None:
+        if go_away in self._go_away:
+            del self._go_away[go_away]
             go_away()

@@ -359,15 +359,19 @@ async def _light_queues_beside_kafka(node: Node) -> None:
     path = f"/mq/v1/topics/{TOPIC}/queues/user%2F1"
 
     async def rows(**params: str) -> list[tuple[int, str]]:
-        answer = await node.done("GET", f"{path}/records", params=params)
-        return [(record["queue_offset"], record["value"]) for record in answer["records"]]
+        found = []
+        while (answer := await node.done("GET", f"{path}/records", params=params))["records"]:  # of a segment each
+            found += [(record["queue_offset"], record["value"]) for record in answer["records"]]
+            params = {"cursor": answer["next_cursor"]}
+        return found
 
     async def send(value: str, **more: object) -> int:
         status, answer = await node.send(value, queues=["user/1"], **more)
         return int(answer.get("error_code") or answer["offsets"][0].get("error_code") or status)
 
     assert [await send(f"before-{number}") for number in range(3)] == [200, 200, 200]
-    assert await send("waits", delay_ms=1_000) == 200
+    due_s = time.time() + 8  # not before the move
+    assert await send("waits", deliver_at=int(due_s * 1000)) == 200
     cursor = (await node.done("GET", f"{path}/records"))["next_cursor"]
     status, _ = await node.ask("PUT", f"{path}/offsets", params={"group": "phone", "cursor": cursor})
     assert status == 204
@@ -381,8 +385,9 @@ async def _light_queues_beside_kafka(node: Node) -> None:
     place = {"topic": TOPIC, "queue": "user/1", "partition": 0, "committed": 3}
     page = await node.done("GET", "/mq/v1/groups/phone/light-offsets")
     assert page["offsets"] == [{**place, "end_offset": None, "lag": None}]
-    assert (await node.send("there"))[0] == 200
-    await asyncio.sleep(1.5)  # what waits is due, and waits on
+    status, answer = await node.send("there")
+    assert (status, answer["offsets"][0]["offset"]) == (200, 3), answer
+    await asyncio.sleep(max(due_s - time.time(), 0) + 0.5)  # what waits is due, and waits on
     await node.move(node.name)
     assert await send("behind") == 200
     found: list[tuple[int, str]] = []
