@@ -103,14 +103,12 @@ class RecordCache:
 
     def __init__(
         self,
-        entry_at_hand: Callable[[int], Entry | None],
         read_entry: Callable[[int], Awaitable[Entry]],
         read_entries: Callable[[Sequence[int]], Awaitable[list[Entry]]],
         yield_to_loop: Callable[[], Awaitable[None]],
         *,
         bytes_max: int,
     ) -> None:
-        self._entry_at_hand = entry_at_hand
         self._read_entry = read_entry
         self._read_entries = read_entries
         self._yield_to_loop = yield_to_loop
@@ -130,8 +128,7 @@ class RecordCache:
         if body is not None and body.has(indexes):
             self._cached.move_to_end(position)
             return body
-        entry = self._entry_at_hand(position)
-        return await self._keep(await self._read_entry(position) if entry is None else entry, indexes)
+        return await self._keep(await self._read_entry(position), indexes)
 
     def body_of(self, position: int) -> Body | None:
         """What is decoded of the entry at a log position, for who only looks."""
@@ -155,31 +152,19 @@ class RecordCache:
         Raises StoreStopped."""
         mean_bytes = self._read_bytes // self._read_count if self._read_count else _READ_AHEAD_BYTES
         ahead = list(islice(wanted, max(1, min(_READ_AHEAD_COUNT, _READ_AHEAD_BYTES // max(1, mean_bytes)))))
-        read_sizes: list[int] = []
-        missing: list[int] = []
-        for position in ahead:
-            if self.has(position, wanted[position]):
-                continue
-            with suppress(StoreError):
-                if (found := self._entry_at_hand(position)) is None:
-                    missing.append(position)
-                    continue
-                read_sizes.append(found.size)
-                await self._keep(found, wanted[position])
-            found = None  # before the next one is read: see Store.entry_at_hand
+        missing = [position for position in ahead if not self.has(position, wanted[position])]
         if missing:
             try:
                 entries = await self._read_entries(missing)
             except StoreStopped:
                 raise
             except StoreError:
-                entries = []
+                return len(ahead)
+            self._read_count = len(entries)
+            self._read_bytes = sum(entry.size for entry in entries)
             for entry in entries:
-                read_sizes.append(entry.size)
                 with suppress(StoreError):
                     await self._keep(entry, wanted[entry.position])
-        if read_sizes:
-            self._read_count, self._read_bytes = len(read_sizes), sum(read_sizes)
         return len(ahead)
 
     async def _keep(self, entry: Entry, indexes: Collection[int] | None) -> Body:
