@@ -926,23 +926,15 @@ class Store:
         return (await self.read_entries([position]))[0]
 
     async def read_entries(self, positions: Sequence[int]) -> list[Entry]:
-        """The entries at the given positions, in that order, some in each turn of the event loop. From the first one on
-        that the system does not have in memory, they are read in one go in a thread. Raises Corrupt."""
-        entries: list[Entry] = []
-        read_bytes = 0
-        for position in positions:
-            if (entry := self._tail.get(position)) is None:
-                if (entry := self._log.cached_entry(position, bytes_max=INLINE_READ_BYTES_MAX)) is None:
-                    break
-                read_bytes += entry.size
-            entries.append(entry)
-            if read_bytes >= INLINE_READ_BYTES_MAX:
-                read_bytes = 0
-                await self.yield_to_loop()
-        if missing := positions[len(entries) :]:
-            loop = asyncio.get_running_loop()
-            entries += await loop.run_in_executor(self._read_executor, self._read_each, missing)
-        return entries
+        """The entries at the given positions, in that order; what is not in memory is read in one go in a thread.
+        Raises Corrupt."""
+        remembered = [self._tail.get(position) for position in positions]
+        missing = [position for position, entry in zip(positions, remembered, strict=True) if entry is None]
+        if not missing:
+            return [entry for entry in remembered if entry is not None]
+        loop = asyncio.get_running_loop()
+        rest = iter(await loop.run_in_executor(self._read_executor, self._read_each, missing))
+        return [entry if entry is not None else next(rest) for entry in remembered]
 
     def _read_each(self, positions: Sequence[int]) -> list[Entry]:
         return [self._log.read_entry(position) for position in positions]

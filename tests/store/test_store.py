@@ -452,47 +452,6 @@ async def test_an_entry_can_be_read_by_its_position() -> None:
         assert (await store.read_entry(answer.position)).position == answer.position
 
 
-async def test_entries_are_read_some_a_turn_and_those_that_are_not_in_memory_by_a_thread(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    async with opened(SimDisk(), with_settings(tail_bytes_max=0)) as store:
-        queue = await queue_of(store)
-        answers = [await put(store, queue, b"%d" % number, bytes(1000)) for number in range(9)]
-        positions = [answer.position for answer in answers[::-1]]
-        whole = [store._log.read_entry(position) for position in positions]
-        turns, yield_to_loop = 0, store.yield_to_loop
-
-        async def counted() -> None:
-            nonlocal turns
-            turns += 1
-            await yield_to_loop()
-
-        monkeypatch.setattr(store, "yield_to_loop", counted)
-        late = store._read_executor = LateExecutor()
-        assert await store.read_entries(positions) == whole
-        assert (turns, late.waiting) == (0, [])
-        monkeypatch.setattr("store.store.INLINE_READ_BYTES_MAX", 3 * whole[0].size)
-        assert await store.read_entries(positions) == whole
-        assert (turns, late.waiting) == (3, [])
-        cached = SimFile.pread_cached
-        third = whole[2].position
-        monkeypatch.setattr(
-            SimFile,
-            "pread_cached",
-            lambda self, size, position: None if position == third else cached(self, size, position),
-        )
-        assert store._log.file_start(third) == 0
-        reading = asyncio.ensure_future(store.read_entries(positions))
-        await asyncio.sleep(0)
-        late.waiting.pop()()
-        assert await reading == whole
-        monkeypatch.setattr("store.store.INLINE_READ_BYTES_MAX", whole[0].size - 1)
-        reading = asyncio.ensure_future(store.read_entries(positions))
-        await asyncio.sleep(0)
-        late.waiting.pop()()
-        assert await reading == whole, "each is too large to be read by the loop"
-
-
 async def test_the_real_disk_and_real_threads(tmp_path: Path) -> None:
     """The same with nothing simulated: default executors, default file sizes but for the extent."""
     config = StoreConfig(root=tmp_path, extent_bytes=MiB, disk_floor_bytes=0)
