@@ -925,6 +925,12 @@ class Store:
         """The entry at a position of the log. Raises Corrupt."""
         return (await self.read_entries([position]))[0]
 
+    def entry_at_hand(self, position: int) -> Entry | None:
+        """The entry at a position of the log, if it is not large and can be read without a wait; else None. A thread
+        that reads many waits for the interpreter's lock after each, where the loop is busy. Raises Corrupt."""
+        entry = self._tail.get(position)
+        return self._log.cached_entry(position, bytes_max=INLINE_READ_BYTES_MAX) if entry is None else entry
+
     async def read_entries(self, positions: Sequence[int]) -> list[Entry]:
         """The entries at the given positions, in that order; what is not in memory is read in one go in a thread.
         Raises Corrupt."""

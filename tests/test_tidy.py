@@ -44,6 +44,7 @@ TESTED_THROUGH_OTHERS = {
     "gateway.codec.topic_configs": "gateway/surfaces/native/test_topics.py",
     "gateway.groups.coordinator.light_offsets": "gateway/surfaces/ws/test_light.py",
     "gateway.main.shards": "gateway/main/test_recurring_shards.py",
+    "gateway.groups.coordinator.waiting": "gateway/groups/coordinator/test_many_partitions.py",
     "gateway.main.group_moves": "gateway/cluster/test_served.py",
     "gateway.main.group_shards": "gateway/brokers/kafka/test_groups_served.py",
     "gateway.main.joined": "gateway/cluster/test_served.py",

@@ -35,6 +35,10 @@ class Log(Protocol):
         """The entry at a position. Raises Corrupt."""
         ...
 
+    def entry_at_hand(self, position: int) -> Entry | None:
+        """The entry at a position, where that takes no wait; else None. Raises Corrupt."""
+        ...
+
     async def read_entries(self, positions: Sequence[int]) -> list[Entry]:
         """Entries at positions, in their order. Raises Corrupt."""
         ...

@@ -27,6 +27,7 @@ _RECORD_OVERHEAD_BYTES = 128  # framing, our two headers and the record's share 
 _READ_AHEAD_BYTES = 4 * MiB
 _READ_AHEAD_COUNT = 1000
 _TURN_RECORDS = 64  # decoded between two turns of the event loop
+_ENTRY_RECORDS = 16  # to read and open an entry takes as long as to decode so many
 DECODED_OVERHEAD_BYTES = 300  # what Python adds to a decoded record,
 _BODY_OVERHEAD_BYTES = 500  # to the columns of an entry,
 STARTS_OVERHEAD_BYTES = 250  # and to where its records start
@@ -103,12 +104,14 @@ class RecordCache:
 
     def __init__(
         self,
+        entry_at_hand: Callable[[int], Entry | None],
         read_entry: Callable[[int], Awaitable[Entry]],
         read_entries: Callable[[Sequence[int]], Awaitable[list[Entry]]],
         yield_to_loop: Callable[[], Awaitable[None]],
         *,
         bytes_max: int,
     ) -> None:
+        self._entry_at_hand = entry_at_hand
         self._read_entry = read_entry
         self._read_entries = read_entries
         self._yield_to_loop = yield_to_loop
@@ -128,7 +131,8 @@ class RecordCache:
         if body is not None and body.has(indexes):
             self._cached.move_to_end(position)
             return body
-        return await self._keep(await self._read_entry(position), indexes)
+        entry = self._entry_at_hand(position)
+        return await self._keep(await self._read_entry(position) if entry is None else entry, indexes)
 
     def body_of(self, position: int) -> Body | None:
         """What is decoded of the entry at a log position, for who only looks."""
@@ -152,22 +156,34 @@ class RecordCache:
         Raises StoreStopped."""
         mean_bytes = self._read_bytes // self._read_count if self._read_count else _READ_AHEAD_BYTES
         ahead = list(islice(wanted, max(1, min(_READ_AHEAD_COUNT, _READ_AHEAD_BYTES // max(1, mean_bytes)))))
-        missing = [position for position in ahead if not self.has(position, wanted[position])]
+        read_sizes: list[int] = []
+        missing: list[int] = []
+        for position in ahead:
+            if self.has(position, wanted[position]):
+                continue
+            with suppress(StoreError):
+                if (found := self._entry_at_hand(position)) is None:
+                    missing.append(position)
+                    continue
+                read_sizes.append(found.size)
+                await self._keep(found, wanted[position])
         if missing:
             try:
                 entries = await self._read_entries(missing)
             except StoreStopped:
                 raise
             except StoreError:
-                return len(ahead)
-            self._read_count = len(entries)
-            self._read_bytes = sum(entry.size for entry in entries)
+                entries = []
             for entry in entries:
+                read_sizes.append(entry.size)
                 with suppress(StoreError):
                     await self._keep(entry, wanted[entry.position])
+        if read_sizes:
+            self._read_count, self._read_bytes = len(read_sizes), sum(read_sizes)
         return len(ahead)
 
     async def _keep(self, entry: Entry, indexes: Collection[int] | None) -> Body:
+        self._turn_count += _ENTRY_RECORDS
         delays = packed_delays(entry.delays)
         tag_hashes = entry.tag_hashes
         rows: dict[int, int] | None = None

@@ -133,6 +133,7 @@ class TimerService:
             clock=self._clock,
             metrics=self.metrics,
             record_cache=RecordCache(
+                self._log.entry_at_hand,
                 self._log.read_entry,
                 self._log.read_entries,
                 self._log.yield_to_loop,

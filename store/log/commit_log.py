@@ -362,6 +362,20 @@ class CommitLog:
             view = memoryview(self.read_bytes(position, size))
         return self._entry_or_raise(view, 0, position)
 
+    def cached_entry(self, position: int, *, bytes_max: int) -> Entry | None:
+        """As `read_entry`, if it has at most so many bytes and the system holds them all in memory; else None. Raises
+        Corrupt."""
+        start = self.file_start(position)
+        try:
+            file = self._open_files[start]
+            head = file.pread_cached(HEADER_BYTES, position - start)
+            if head is None or not HEADER_BYTES <= (size := entry_length(head)) <= bytes_max:
+                return None
+            found = file.pread_cached(size, position - start)
+        except (KeyError, OSError):
+            return None  # `read_entry` says what is wrong
+        return None if found is None else self._entry_or_raise(memoryview(found), 0, position)
+
     def read_spans(self, spans: Sequence[Span]) -> list[Entry]:
         """The entries at the given positions, in order. Neighbours are fetched by one system call. Raises Corrupt."""
         entries: list[Entry] = []

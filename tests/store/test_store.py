@@ -452,6 +452,23 @@ async def test_an_entry_can_be_read_by_its_position() -> None:
         assert (await store.read_entry(answer.position)).position == answer.position
 
 
+async def test_an_entry_is_at_hand_when_it_is_in_memory_and_not_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened(SimDisk(), with_settings(tail_bytes_max=3 * KiB)) as store:
+        queue = await queue_of(store)
+        positions = [(await put(store, queue, b"%d" % number, bytes(1000))).position for number in range(9)]
+        whole = await store.read_entries(positions)
+        assert len(store._tail) in range(1, 9)
+        assert [store.entry_at_hand(position) for position in positions] == whole
+        monkeypatch.setattr("store.store.INLINE_READ_BYTES_MAX", whole[0].size)
+        assert store.entry_at_hand(positions[0]) == whole[0]
+        monkeypatch.setattr("store.store.INLINE_READ_BYTES_MAX", whole[0].size - 1)
+        assert store.entry_at_hand(positions[0]) is None
+        assert store.entry_at_hand(positions[-1]) == whole[-1], "it is kept for readers at the tail"
+        monkeypatch.undo()
+        monkeypatch.setattr(SimFile, "pread_cached", lambda *_: None)
+        assert store.entry_at_hand(positions[0]) is None
+
+
 async def test_the_real_disk_and_real_threads(tmp_path: Path) -> None:
     """The same with nothing simulated: default executors, default file sizes but for the extent."""
     config = StoreConfig(root=tmp_path, extent_bytes=MiB, disk_floor_bytes=0)

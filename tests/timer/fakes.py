@@ -56,6 +56,8 @@ class FakeLog:
         self.append_count = 0
         self._grown = asyncio.Event()
         self.unreadable: set[int] = set()
+        self.at_hand: set[int] = set()
+        """Positions of entries that are read without a wait."""
 
     @property
     def end_position(self) -> int:
@@ -85,6 +87,9 @@ class FakeLog:
                 async with asyncio.timeout(timeout_ms / 1000):
                     await self._grown.wait()
         return self.bounds(queue).max_offset > offset
+
+    def entry_at_hand(self, position: int) -> Entry | None:
+        return next((entry for entry in self.entries if entry.position == position and position in self.at_hand), None)
 
     async def read_entry(self, position: int) -> Entry:
         for entry in self.entries:

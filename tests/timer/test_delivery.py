@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Sequence
 
 import pytest
 
@@ -31,7 +32,9 @@ async def _log_with_an_entry() -> tuple[FakeLog, int]:
 
 async def test_a_decoded_entry_and_its_due_records_are_few_objects() -> None:
     log, position = await _log_with_an_entry()
-    record_cache = RecordCache(log.read_entry, log.read_entries, log.yield_to_loop, bytes_max=1 << 20)
+    record_cache = RecordCache(
+        log.entry_at_hand, log.read_entry, log.read_entries, log.yield_to_loop, bytes_max=1 << 20
+    )
     gc.collect()
     before_count = len(gc.get_objects())
     body = await record_cache.get(position, range(COUNT))
@@ -46,9 +49,9 @@ async def test_a_decoded_entry_and_its_due_records_are_few_objects() -> None:
 
 async def test_due_records_are_what_picking_each_one_gives() -> None:
     log, position = await _log_with_an_entry()
-    body = await RecordCache(log.read_entry, log.read_entries, log.yield_to_loop, bytes_max=1 << 20).get(
-        position, range(COUNT)
-    )
+    body = await RecordCache(
+        log.entry_at_hand, log.read_entry, log.read_entries, log.yield_to_loop, bytes_max=1 << 20
+    ).get(position, range(COUNT))
     numbers = (3, 999, 0)
     due = DueRecords([pack_item(START_MS, position, number, START_MS // 1000, False) for number in numbers])
     total_bytes = due.fill(range(3), body)
@@ -76,14 +79,50 @@ async def test_the_cache_keeps_the_last_used_up_to_its_bytes() -> None:
         return await log.read_entry(position)
 
     size_bytes = (
-        await RecordCache(read_entry, log.read_entries, log.yield_to_loop, bytes_max=1 << 20).get(first, range(COUNT))
+        await RecordCache(log.entry_at_hand, read_entry, log.read_entries, log.yield_to_loop, bytes_max=1 << 20).get(
+            first, range(COUNT)
+        )
     ).size_bytes
     for bytes_max, expected in (
         (2 * size_bytes, [first, second.position]),
         (2 * size_bytes - 1, [first, second.position, first]),
     ):
         reads.clear()
-        record_cache = RecordCache(read_entry, log.read_entries, log.yield_to_loop, bytes_max=bytes_max)
+        record_cache = RecordCache(
+            log.entry_at_hand, read_entry, log.read_entries, log.yield_to_loop, bytes_max=bytes_max
+        )
         for position in (first, second.position, first, first):
             await record_cache.get(position, range(COUNT))
         assert reads == expected
+
+
+async def test_what_is_at_hand_is_decoded_one_by_one_and_the_rest_is_read_in_one_go() -> None:
+    log, first = await _log_with_an_entry()
+    (entry,) = log.entries
+    append = Append(queue=TIMER_QUEUE, batch=bytes(entry.batch), record_count=COUNT, delays=entry.delays)
+    positions = [first] + [(await log.append([append], acks=Acks.FLUSHED))[0].position for _ in range(4)]
+    reads: list[list[int]] = []
+
+    async def read_entries(wanted: Sequence[int]) -> list[Entry]:
+        reads.append(list(wanted))
+        return await log.read_entries(wanted)
+
+    def entry_at_hand(position: int) -> Entry | None:
+        if position in log.unreadable:
+            raise Corrupt("commitlog", position, "CRC does not match")
+        return log.entry_at_hand(position)
+
+    record_cache = RecordCache(entry_at_hand, log.read_entry, read_entries, log.yield_to_loop, bytes_max=1 << 20)
+    await record_cache.read_ahead({first: range(COUNT)})  # it knows about how large they are from here on
+    assert reads == [[first]]
+    reads.clear()
+    log.at_hand, log.unreadable = {positions[1], positions[3]}, {positions[2]}
+    assert await record_cache.read_ahead({position: [0, 7] for position in positions}) == len(positions)
+    assert reads == [[positions[4]]], "what is decoded, at hand or damaged is not read"
+    assert [record_cache.has(position, [0, 7]) for position in positions] == [True, True, False, True, True]
+    with pytest.raises(Corrupt):
+        await record_cache.get(positions[2], [0])
+    reads.clear()
+    log.at_hand = set(positions)
+    await record_cache.get(positions[4], range(COUNT))
+    assert not reads

@@ -43,7 +43,7 @@ async def log_with(count: int, *, pack: bool = False, tagged: bool = True) -> tu
 
 
 def record_cache_of(log: FakeLog, bytes_max: int = 1 << 24) -> RecordCache:
-    return RecordCache(log.read_entry, log.read_entries, log.yield_to_loop, bytes_max=bytes_max)
+    return RecordCache(log.entry_at_hand, log.read_entry, log.read_entries, log.yield_to_loop, bytes_max=bytes_max)
 
 
 @pytest.mark.parametrize("pack", [False, True])
@@ -85,7 +85,7 @@ async def test_others_have_a_turn_after_so_many_records_of_however_many_entries(
         nonlocal turn_count
         turn_count += 1
 
-    record_cache = RecordCache(log.read_entry, log.read_entries, yield_to_loop, bytes_max=1 << 24)
+    record_cache = RecordCache(log.entry_at_hand, log.read_entry, log.read_entries, yield_to_loop, bytes_max=1 << 24)
     for position in positions:
         await record_cache.get(position, [0])  # finds where its records start
     for count, expected in ((50, 2), (150, 7), (700, 32)):

@@ -85,6 +85,11 @@ def test_entries_are_read_one_by_one_and_in_spans() -> None:
     with pytest.raises(Corrupt):
         log.cached_spans([Span(spans[3].position + 8, spans[3].size)])
     assert log.cached_spans([Span(10 * FILE_BYTES, 100)]) is None, "what is wrong is for read_spans to say"
+    size = spans[7].size
+    assert log.cached_entry(spans[7].position, bytes_max=size) == log.read_entry(spans[7].position)
+    assert log.cached_entry(spans[7].position, bytes_max=size - 1) is None
+    assert log.cached_entry(10 * FILE_BYTES, bytes_max=size) is None, "what is wrong is for read_entry to say"
+    assert log.cached_entry(spans[-1].position + spans[-1].size, bytes_max=size) is None
     with pytest.raises(Corrupt):
         log.read_entry(spans[3].position + 8)
     with pytest.raises(Corrupt):
