@@ -358,8 +358,9 @@ def check_in_steps(
 
     With `limited` every record is held to the limits of single ones (store/limits.py). `on_headers` is called with the
     index and the headers of each record that has any, so that who needs them need not decode again; it must not raise.
-    It yields after STEP_ITEMS records, and after STEP_ITEMS headers: a batch may have half a million. The generator
-    raises MalformedBatch, RecordTooLarge when the batch breaks a size limit, or IllegalRecord.
+    It yields before the records of a batch that may be long and is not alike, after STEP_ITEMS records, and after
+    STEP_ITEMS headers: a batch may have half a million. The generator raises MalformedBatch, RecordTooLarge when the
+    batch breaks a size limit, or IllegalRecord.
     """
     size = len(batch)
     if size < HEADER_BYTES:
@@ -385,6 +386,8 @@ def check_in_steps(
     if count * _RECORD_BYTES_MIN > len(plain) - HEADER_BYTES:
         raise MalformedBatch(f"{count} records cannot fit {len(plain) - HEADER_BYTES} bytes")
     if count < ALIKE_COUNT_MIN or not are_alike(plain, count):
+        if may_be_long(batch):
+            yield
         yield from _check_records(plain, base_offset, count, limited, on_headers)
     return BatchHeader(size, count, base_offset, base_timestamp_ms, max_timestamp_ms)
 

@@ -60,6 +60,7 @@ TESTED_THROUGH_OTHERS = {
     "gateway.surfaces.http.light": "gateway/surfaces/ws/test_light.py",
     "gateway.surfaces.http.plain_stream": "gateway/surfaces/http/test_fast_path.py",
     "gateway.surfaces.http.reading": "gateway/surfaces/http/test_application.py",
+    "gateway.surfaces.kafka.by_hand": "gateway/surfaces/kafka/test_produce.py",
     "gateway.surfaces.kafka.sasl": "e2e/test_kafka.py",
     "gateway.surfaces.kafka.trail": "gateway/surfaces/kafka/test_rights.py",
     "gateway.surfaces.native.audit": "gateway/surfaces/http/test_auditing.py",

@@ -927,6 +927,10 @@ class Producer:
         await in_turns(_check_sizes_in_steps(self._routes.topic(topic), batch))
         return header.record_count, tag_hashes
 
+    def checked_at_once(self, topic: str, batch: Buffer) -> tuple[int, Sequence[int]]:
+        """As `checked`, here and now. Raises TooLong, too, when it takes more than one step."""
+        return _checked_batch(self._routes.topic(topic), batch, is_short=True)
+
     def begin_batch(
         self,
         topic: str,

@@ -508,8 +508,15 @@ MUTANTS = [
     Mutant(
         "let the owner of a buffer change what readers get",
         "store/log/writer.py",
-        "    if isinstance(batch.obj if isinstance(batch, memoryview) else batch, bytes):\n",
+        "    if isinstance(whole, bytes):\n",
         "    if not isinstance(batch, bytearray):\n",
+        "tests/store/log/test_writer.py",
+    ),
+    Mutant(
+        "keep a view of what was not given",
+        "store/log/writer.py",
+        "    if isinstance(whole, bytearray) and append.is_given and",
+        "    if isinstance(batch, memoryview) and isinstance(whole, bytearray) and",
         "tests/store/log/test_writer.py",
     ),
     Mutant(

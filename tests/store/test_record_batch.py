@@ -518,7 +518,8 @@ def test_a_batch_of_many_headers_is_checked_in_steps(headers_each: int, steps: i
     headers = [(f"h{number}", b"1") for number in range(headers_each)]
     records = [Record(None, b"%d" % number, 0, headers) for number in range(2 * record_batch.STEP_ITEMS - 1)]
     batch = record_batch.encode(records)
-    assert sum(1 for _ in record_batch.check_in_steps(batch)) == steps
+    before = record_batch.may_be_long(batch)  # a step without a record
+    assert sum(1 for _ in record_batch.check_in_steps(batch)) == steps + before
     assert record_batch.check(batch).record_count == len(records)
 
 
@@ -540,6 +541,9 @@ def test_what_may_take_several_steps_is_known_beforehand(
         batch = bytearray(record_batch.zstd_packed(batch, level=1))
     assert record_batch.may_be_long(batch) is is_long
     assert not record_batch.may_be_long(b"too short")
+    alike = list(record_batch.check_in_steps(batch))
+    differing = record_batch.encode([Record(None, value + b"x" * (number % 2), 0, ()) for number in range(count)])
+    assert (alike, len(list(record_batch.check_in_steps(differing)))) == ([], is_long and not is_packed)
 
 
 @pytest.mark.parametrize("codec", [None, "zstd", "gzip"])

@@ -3,8 +3,8 @@
 A turn reads every socket that has something until it has no more, up to megabytes each, and a hundred that send large
 requests would be one long turn for all others. So what a turn reads is bounded over all connections. Beyond that all
 that have read large pieces lately rest, those among them that the turn would have come to as well, and a few of them
-read on in each turn. A connection that has been quiet until then is read once, a piece of 256 KiB at most: it keeps
-the piece, and looks at it when its turn has come.
+read on in each turn. A connection that has been quiet until then is read once, a piece of 256 KiB at most, of a large
+request by Kafka's protocol 512: it keeps the piece, and looks at it when its turn has come.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.read_turns import ReadTurns
 from gateway.surfaces.http.write_watchdog import WriteWatchdog
 from gateway.surfaces.kafka.apis import API_VERSIONS, APIS, PRODUCE, SASL_AUTHENTICATE, SASL_HANDSHAKE
-from gateway.surfaces.kafka.frames import READ_BYTES, Frames, Header, read_header, response_head
+from gateway.surfaces.kafka.frames import Frames, Header, read_header, response_head
 from gateway.surfaces.kafka.schema import Malformed
 from gateway.surfaces.kafka.session import Session
 from store.limits import KiB
@@ -43,8 +43,11 @@ UNKNOWN_FRAME_BYTES_MAX = 64 * KiB
 
 AUTHENTICATION_TIMEOUT_S = 10.0
 MALFORMED_LOG_INTERVAL_S = 60.0
-_READ = memoryview(bytearray(READ_BYTES))
-"""What is read and not the rest of a large frame: copied from here before anything else is read."""
+_READ = memoryview(bytearray(128 * KiB))
+"""Where all is read to that is not the rest of a large frame; it is copied before anything else is read."""
+
+READ_BYTES = 512 * KiB
+"""What is read at a time of a large frame."""
 
 _BEFORE_ACCESS = frozenset((API_VERSIONS, SASL_HANDSHAKE, SASL_AUTHENTICATE))
 
@@ -242,7 +245,8 @@ class KafkaConnection(asyncio.BufferedProtocol):
 
     def get_buffer(self, sizehint: int) -> memoryview:
         """See asyncio.BufferedProtocol."""
-        return self._frames.room or _READ
+        room = self._frames.room
+        return _READ if room is None else room[:READ_BYTES]
 
     def buffer_updated(self, nbytes: int) -> None:
         """See asyncio.BufferedProtocol."""

@@ -34,8 +34,6 @@ LARGE_BYTES = 64 * KiB
 """A frame from this size on has a buffer of its own, once so much of it is there."""
 
 ROOM_FACTOR = 16
-READ_BYTES = 128 * KiB
-"""What is read at a time at most."""
 
 
 class Frames:
@@ -46,7 +44,7 @@ class Frames:
     or the first `_have` bytes of `_large`.
     """
 
-    __slots__ = ("_at", "_data", "_have", "_large", "_need", "_parts", "_view", "bytes_max")
+    __slots__ = ("_at", "_data", "_have", "_large", "_need", "_parts", "_view", "bytes_max", "room")
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
@@ -54,6 +52,9 @@ class Frames:
         self._view = memoryview(b"")
         self._at = 0
         self._large = bytearray()
+        self.room: memoryview | None = None
+        """Where what comes next of a large frame is to be read to, to be told to `came`; None: it is to be fed."""
+
         self._parts: list[bytes | bytearray] = []  # of a frame that is not whole, its size first
         self._have = 0
         self._need = 0  # bytes of that frame, its size included
@@ -73,28 +74,23 @@ class Frames:
         self._set(b"")
         self._let_go()
 
-    @property
-    def room(self) -> memoryview | None:
-        """Where what comes next of a large frame is to be read to, to be told to `came`; None: it is to be fed."""
-        if not self._large:
-            return None
-        return memoryview(self._large)[self._have : self._have + READ_BYTES]
-
     def came(self, size: int) -> None:
         """So many bytes have been read to `room`."""
+        assert self.room is not None
         self._have += size
+        self.room = self.room[size:]
         if self._have == self._need:
             self._set(self._large)
             self._let_go()
-        elif self._have == len(self._large):
+        elif not self.room:
             self._enlarge(self._large)
 
     def feed(self, data: bytes) -> None:
         """What has arrived."""
         whole: bytes | bytearray = data
         if self._have:
-            if self._large:
-                self._parts, self._large = [self._large[: self._have]], bytearray()
+            if self.room is not None:
+                self._parts, self._large, self.room = [self._large[: self._have]], bytearray(), None
             self._add(data)
             if self._have < self._need:
                 return
@@ -154,10 +150,11 @@ class Frames:
         """Have room for more of a frame, behind what is here of it."""
         self._large = unset(min(self._need, ROOM_FACTOR * self._have))
         self._large[: self._have] = here
+        self.room = memoryview(self._large)[self._have :]
         self._parts = []
 
     def _let_go(self) -> None:
-        self._parts, self._large, self._have = [], bytearray(), 0
+        self._parts, self._large, self.room, self._have = [], bytearray(), None, 0
 
 
 class Header(NamedTuple):

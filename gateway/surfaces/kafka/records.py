@@ -9,7 +9,7 @@ from functools import partial
 from secrets import randbits
 from time import monotonic
 
-from gateway.api.producer import Begun, Receipt
+from gateway.api.producer import Begun, Receipt, TooLong
 from gateway.api.read import Tail
 from gateway.api.tasks import when_set
 from gateway.api.topics import delete_before
@@ -92,11 +92,25 @@ class Producing:
         for topic, partitions in self._request.topics:
             for one in partitions:
                 size += max(len(one.records or b""), _PARTITION_BYTES)
-                if size > TURN_BYTES or _may_be_long(one):
+                if size > TURN_BYTES or (_may_be_long(one) and not self._is_checked_at_once(topic, one)):
                     return True
             if self._is_opened(topic):
                 return True
         return False
+
+    def _is_checked_at_once(self, topic: str, one: PartitionRecords) -> bool:
+        """Check a batch that may have half a million headers, if that is short all the same: if its records are alike.
+        What is wrong with it shows again when it is begun."""
+        records = one.records or b""
+        if record_batch.is_compressed(records):
+            return False
+        if self._session.may(Permission.SEND, topic=topic):
+            with suppress(StoreError, RequestError):
+                try:
+                    self._checked[id(one)] = self._session.gateway.producer.checked_at_once(topic, records)
+                except TooLong:
+                    return False
+        return True
 
     def _is_opened(self, topic: str) -> bool:
         try:

@@ -3,24 +3,33 @@ tests/e2e/test_kafka.py, and test_nodes.py beside this one."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 
-from gateway.auth.access import OPEN
+from gateway.auth.access import NOBODY, OPEN, Access
 from gateway.settings.kafka import KafkaListener
 from gateway.surfaces.http.answer_memory import Allowance
 from gateway.surfaces.kafka import errors
 from gateway.surfaces.kafka.apis import APIS, FETCH
 from gateway.surfaces.kafka.fetch import read_fetch
-from gateway.surfaces.kafka.records import fetch, init_producer_id
+from gateway.surfaces.kafka.produce import PartitionRecords, ProduceRequest
+from gateway.surfaces.kafka.records import Producing, fetch, init_producer_id
 from gateway.surfaces.kafka.session import Session
+from store import record_batch
+from store.record_batch import LONG_BYTES, STEP_ITEMS
+from store.types import Buffer
 from tests.clock import FakeClock
 from tests.gateway.fake_broker import fake_gateway
 from tests.gateway.surfaces.kafka import oracle
 from tests.gateway.surfaces.kafka.test_produce import fetch_request
+from tests.waiting import until
 
 SESSIONS_FROM = 7
+LONG_COUNT = 400
+"""Records of a batch that may have too many headers for one step."""
 
 
 def session() -> Session:
@@ -37,6 +46,36 @@ async def test_no_response_begins_a_session_and_a_request_of_one_is_told_that_th
         answer = b"".join(map(bytes, await fetch(own, version, request, allowance)))
         found = oracle.message("FetchResponse", version, answer)
         assert (found.error_code, found.session_id, len(found.responses)) == (code, 0, topics)
+
+
+@pytest.mark.parametrize(
+    ("headers", "damage", "access", "is_begun_at_once"),
+    [(0, 0, OPEN, True), (STEP_ITEMS // LONG_COUNT + 1, 0, OPEN, False), (0, 1, OPEN, True), (40, 1, NOBODY, True)],
+)
+async def test_a_batch_that_may_have_half_a_million_headers_is_begun_at_once_unless_it_takes_several_steps(
+    headers: int, damage: int, access: Access, is_begun_at_once: bool
+) -> None:
+    """One that is damaged, or may not be sent, is found out at once."""
+    own = replace(session(), access=access)
+    await own.gateway.admin.create_topic("orders", 1)
+    record = record_batch.Record(None, bytes(LONG_BYTES // LONG_COUNT), 0, [("h", b"")] * headers)
+    batch = record_batch.encode([record] * LONG_COUNT)
+    batch[26] ^= damage  # the last offset delta
+    assert record_batch.may_be_long(batch)
+    answers: list[Iterable[Buffer] | None] = []
+    request = ProduceRequest(False, -1, [("orders", [PartitionRecords(0, memoryview(batch))])])
+    producing = Producing(own, 9, request, answers.append)
+    assert producing.takes_turns is not is_begun_at_once
+    if is_begun_at_once:
+        producing.begin()
+    else:
+        await producing.begin_in_turns()
+    await until(lambda: answers)
+    [buffers] = answers
+    assert buffers is not None
+    [answer] = oracle.message("ProduceResponse", 9, b"".join(buffers)).responses[0].partition_responses
+    expected = errors.TOPIC_AUTHORIZATION_FAILED if access is NOBODY else errors.INVALID_RECORD if damage else 0
+    assert answer.error_code == expected
 
 
 async def test_ids_of_producers_are_random_so_that_no_two_nodes_or_starts_give_the_same() -> None:
