@@ -295,16 +295,35 @@ async def test_a_client_while_the_server_and_one_of_its_members_are_killed(name:
         assert set(found.values()) == {1}
 
 
+def c_tool(tool: str, address: str) -> tuple[list[str], list[str]]:
+    """librdkafka's C tool as it sends NUMBERS of its own, once each, and as a member of the group `team`."""
+    to = ["-t", "numbers", "-b", address, "-X"]
+    producing = [tool, "-P", "-S", "0", "-s", "20", "-c", str(NUMBERS), "-r", str(NUMBERS_PER_S), "-a", "-1", *to]
+    producing += ["enable.idempotence=true", "-X", "message.timeout.ms=90000", "-X", "linger.ms=5"]
+    consuming = [tool, "-G", "team", *to, "auto.offset.reset=earliest", "-X", "auto.commit.interval.ms=200"]
+    return producing, [*consuming, "-X", "session.timeout.ms=6000", "-X", "heartbeat.interval.ms=500"]
+
+
+async def all_committed(server: Server, members: Sequence[Running], partitions: int) -> None:
+    """Wait until the one member that is left has all partitions, and NUMBERS are committed."""
+
+    async def found() -> bool:
+        if await _owned(server, "team") != [partitions]:
+            return False
+        url = f"{server.url}/mq/v1/groups/team/lag"
+        async with aiohttp.ClientSession() as session, session.get(url) as answer:
+            rows = (await answer.json())["partitions"]
+        return sum(one["committed"] or 0 for one in rows) == NUMBERS
+
+    await _until(found, lambda: [member.errors for member in members])
+
+
 @pytest.mark.matrix
 async def test_librdkafka_s_c_tool_while_the_server_and_one_of_its_members_are_killed(tmp_path: Path) -> None:
     tool = await _had(lambda: rdkafka_performance(TOOLS))
     async with serving_kafka(tmp_path) as kafka:
         await kafka.create("numbers", PARTITIONS)
-        to = ["-t", "numbers", "-b", kafka.address, "-X"]
-        consuming = [tool, "-G", "team", *to, "auto.offset.reset=earliest", "-X", "auto.commit.interval.ms=200"]
-        consuming += ["-X", "session.timeout.ms=6000", "-X", "heartbeat.interval.ms=500"]
-        producing = [tool, "-P", "-S", "0", "-s", "20", "-c", str(NUMBERS), "-r", str(NUMBERS_PER_S), "-a", "-1", *to]
-        producing += ["enable.idempotence=true", "-X", "message.timeout.ms=90000", "-X", "linger.ms=5"]
+        producing, consuming = c_tool(tool, kafka.address)
         members = [await Running.begin(consuming, None) for _ in range(2)]
         try:
 
@@ -322,16 +341,7 @@ async def test_librdkafka_s_c_tool_while_the_server_and_one_of_its_members_are_k
             finally:
                 await producer.kill()
             found = await asyncio.to_thread(stored, kafka, "numbers")
-
-            async def all_committed() -> bool:
-                if await _owned(kafka.server, "team") != [PARTITIONS]:
-                    return False
-                url = f"{kafka.server.url}/mq/v1/groups/team/lag"
-                async with aiohttp.ClientSession() as session, session.get(url) as answer:
-                    partitions = (await answer.json())["partitions"]
-                return sum(one["committed"] for one in partitions) == NUMBERS
-
-            await _until(all_committed, lambda: members[0].errors)
+            await all_committed(kafka.server, members, PARTITIONS)
         finally:
             for member in members:
                 await member.kill()

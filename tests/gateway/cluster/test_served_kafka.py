@@ -25,6 +25,8 @@ from aiokafka.errors import KafkaError
 from confluent_kafka.admin import AdminClient, ConfigResource, NewPartitions, NewTopic, OffsetSpec
 
 from gateway.surfaces.kafka import apis, errors
+from loadtest.bench.librdkafka import rdkafka_performance
+from loadtest.peers.fetch import TOOLS
 from tests.e2e import test_kafka_clients as clients
 from tests.e2e.kafka_wire import wire
 from tests.gateway.cli.command import mq
@@ -67,6 +69,11 @@ class KafkaNodes(Nodes):
     async def owners(self, topic: str) -> list[str]:
         routes = await self.done("n1", "GET", f"/mq/v1/topics/{topic}/routes")
         return [row["owner"] for row in routes["partitions"]]
+
+    async def record_count(self, topic: str) -> int:
+        """Records ever sent to a topic; 0 while a node that has some is away."""
+        status, answer = await self.ask("n1", "GET", f"/mq/v1/topics/{topic}/offsets")
+        return sum(row["end_offset"] for row in answer["partitions"]) if status == 200 else 0
 
     async def move_to(self, topic: str, partition: int, to: str) -> None:
         await self.done("n1", "POST", f"/mq/v1/topics/{topic}/partitions/{partition}/move", json={"to": to})
@@ -529,6 +536,54 @@ async def test_a_client_of_each_kind_while_partitions_move_and_nodes_are_killed_
         found = await stored(nodes, TOPIC)
         assert found.keys() == {value.encode() for value in values}
         assert set(found.values()) == {1}
+
+
+@pytest.mark.matrix
+async def test_librdkafka_s_c_tool_while_partitions_move_and_a_node_and_a_member_are_killed(
+    tmp_path: Path, etcd: EtcdServer
+) -> None:
+    """The tool's idempotent producer ends well only when each of its numbers is acknowledged."""
+    tool = await clients._had(lambda: rdkafka_performance(TOOLS))
+    async with asyncio.timeout(8 * PATIENCE_S), kafka_nodes(tmp_path, etcd, 5) as nodes:
+        await nodes.create(TOPIC, PARTITIONS)
+        producing, consuming = clients.c_tool(tool, nodes.bootstrap)
+        members = [await clients.Running.begin(consuming, None) for _ in range(2)]
+
+        async def shared() -> bool:
+            return await clients._owned(nodes.servers["n1"], GROUP) == [1, 2]
+
+        async def sent(share: float) -> None:
+            async with asyncio.timeout(clients.WAIT_S):
+                while await nodes.record_count(TOPIC) < share * clients.NUMBERS:
+                    assert producer.process.returncode is None, producer.errors
+                    await asyncio.sleep(0.05)
+
+        try:
+            await clients._until(shared, lambda: [member.errors for member in members])
+            producer = await clients.Running.begin(producing, None)
+            try:
+                await sent(0.1)
+                for partition in range(PARTITIONS):
+                    await nodes.move_to(TOPIC, partition, "n2")
+                await _leaders_are_owners(nodes)
+                await sent(0.4)
+                await nodes.servers["n2"].kill()
+                await members[1].kill()
+                await nodes.servers["n2"].start()
+                await sent(0.7)
+                for partition in range(PARTITIONS):
+                    await nodes.move_to(TOPIC, partition, f"n{partition + 1}")
+                await _leaders_are_owners(nodes)
+                assert producer.process.returncode is None, "it had sent all before the last move"
+                await producer.ended_well()
+            finally:
+                await producer.kill()
+            await clients.all_committed(nodes.servers["n1"], members, PARTITIONS)
+        finally:
+            for member in members:
+                await member.kill()
+        found = await stored(nodes, TOPIC)
+        assert len(found) == clients.NUMBERS == found.total()  # each number once
 
 
 @pytest.mark.matrix

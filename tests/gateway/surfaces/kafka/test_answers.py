@@ -48,7 +48,7 @@ class Difference(NamedTuple):
 
 NO_TRANSACTIONS = "There are no transactions."
 NAMED = "A group has a name."
-ALONE = "A server that is alone has one leader epoch for ever, and asks nobody for his."
+ALONE = "A server that is alone has one leader epoch for ever, and does not look at that of a request."
 TWICE = "What a request names twice is answered twice, or counts as it is named last."
 DIFFERENCES = (
     Difference(

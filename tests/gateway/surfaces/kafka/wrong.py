@@ -316,6 +316,14 @@ case(
 case("versions: a version of the future", apis.API_VERSIONS, lambda _: Asked(
     {"client_software_name": "a", "client_software_version": "1"}, apis.API_VERSIONS, 99, answered_in=0))  # fmt: skip
 
+for one in (
+    Asked(produced(b""), apis.PRODUCE, 2),
+    Asked(fetched(), apis.FETCH, 3),
+    Asked(listed(LATEST), apis.LIST_OFFSETS, 0),
+    Asked({"group_id": LIVE, "member_id": MEMBER, "generation_id": 1}, apis.HEARTBEAT, 99),
+):
+    case(f"versions: request {one.key} in version {one.version}", apis.API_VERSIONS, lambda _, one=one: one, since=3)
+
 
 def started(**more: Any) -> Message:
     return {"transactional_id": None, "transaction_timeout_ms": 60_000, **more}
