@@ -277,11 +277,12 @@ class KafkaConnection(asyncio.BufferedProtocol):
             self._frames.came(size)
         else:
             self._frames.feed(data)
+        self._read_turns.took(self, size)
         if self._frames.has_one:
             if self._session is not None and self._session.is_known:
                 self._began_s = now_s  # of the next request, if some of it is here
-            self._pump()
-        self._read_turns.took(self, size)
+            if not self._is_resting:
+                self._pump()
 
     def eof_received(self) -> None:
         """See asyncio.Protocol."""
@@ -326,7 +327,10 @@ class KafkaConnection(asyncio.BufferedProtocol):
     def read_on(self) -> None:
         """See Reader."""
         self._is_resting = False
-        self._read_or_wait()
+        if self._frames.has_one:
+            self._pump()
+        else:
+            self._read_or_wait()
 
     def _read_or_wait(self) -> None:
         """Read as long as no whole request waits, and it is not others' turn."""
