@@ -53,13 +53,19 @@ WORKS = ["memory", "rows", "rows", "rows", "read", "send to push", "memory of a 
         Ours.name,
         pytest.param(
             RedisStreams.name,
-            marks=pytest.mark.skipif(shutil.which("redis-server") is None, reason="redis-server is not installed"),
+            marks=[
+                pytest.mark.matrix,
+                pytest.mark.skipif(shutil.which("redis-server") is None, reason="redis-server is not installed"),
+            ],
         ),
         pytest.param(
             NatsInboxes.name,
-            marks=pytest.mark.skipif(
-                not list(TOOLS.glob("bin/nats-server-v*")), reason="nats-server was not built (make bench-queues)"
-            ),
+            marks=[
+                pytest.mark.matrix,
+                pytest.mark.skipif(
+                    not list(TOOLS.glob("bin/nats-server-v*")), reason="nats-server was not built (make bench-queues)"
+                ),
+            ],
         ),
     ],
 )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from gateway.groups.machines import light_offsets
 from gateway.groups.machines.events import LightCommitted, LightForgotten, LightPosition, decode_events, encode_event
 from gateway.groups.machines.light_offsets import FORGOTTEN, LightOffsets
@@ -57,15 +55,14 @@ def test_what_they_take_is_counted_as_it_grows_and_shrinks() -> None:
     assert (offsets.size_bytes, len(offsets), dict(offsets.counts)) == (0, 0, {})
 
 
-def test_those_of_a_group_are_found_a_stretch_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(light_offsets, "KEYS_A_STRETCH", 2)
+def test_those_of_a_group_are_found_a_stretch_at_a_time() -> None:
     offsets = LightOffsets()
     offsets.apply(committed((0, "g", "a", 1), (0, "gg", "a", 2), (1, "g", "b/g", 3), (2, "g", "c", 4)))
     offsets.apply(committed((0, "g", "a", 5), topic_id=17))
     assert offsets.topic_ids() == [16, 17]
     assert offsets.of_group("g", 16) == {(0, "a"): 1, (1, "b/g"): 3, (2, "c"): 4}
     assert (offsets.of_group("nobody", 16), offsets.of_group("g", 18)) == ({}, {})
-    stretches = offsets.stretches_of("g", 16)
+    stretches = offsets.stretches_of("g", 16, key_count=2)
     assert [one.name for one in next(stretches)] == ["a"]
     offsets.apply(committed((2, "g", "c", FORGOTTEN), (3, "g", "new", 1)))
     assert [one.name for one in next(stretches)] == ["b/g"], "without what has gone, and what has come"

@@ -75,6 +75,7 @@ class World:
             for number in range(wrong.END):
                 batch = wrong.batch(b"%d" % number)
                 await _done(root, apis.PRODUCE, 9, wrong.produced(batch, partition=0))
+                await asyncio.sleep(0.002)  # each has a time of its own
             await _done(root, apis.PRODUCE, 9, wrong.produced(wrong.packed(), wrong.PACKED, 0))
             await _done(root, apis.DELETE_RECORDS, 2, wrong.deleted_before(wrong.FIRST))
             for topic in (wrong.ORDERS, wrong.LIMITED, wrong.PACKED):

@@ -158,7 +158,8 @@ async def test_nothing_is_planned_to_go_to_a_node_without_a_store(client: Client
     assert await ask(client, "/brokers/n2/plan?draining=true") == {"moves": [], "total": 0}
     reasons = {row["broker"]: row["reasons"] for row in (await ask(client, "/brokers"))["brokers"]}
     assert reasons["n3"] == [
-        "it is to have nothing, and has 1 partitions and groups: they go to the brokers with the fewest"
+        "it is to have nothing, and has 1 partitions and groups: they go to the brokers with the fewest",
+        "it owns 2 partitions and shards on Kafka clusters: other nodes take them over",
     ]
     assert reasons["n4"] == ["its node has not been heard of, and has no store: other nodes go on with what it had"]
 
