@@ -7,7 +7,9 @@
               message
 
 A size is believed only up to a bound, and memory is taken only for bytes that have come. A large frame is read to where
-it stays: addresses are taken for at most ROOM_FACTOR times the bytes that are there, memory as they are filled.
+it stays: addresses are taken for at most ROOM_FACTOR times the bytes that are there, memory as they are filled. Clients
+send 1 MiB at most, by default, which is one step; what is larger doubles: of a hundred connections that stop in the
+middle, each with addresses for all of its frame, the pages that one has filled are of no use to the others.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ SMALL_BYTES = 1 * KiB
 LARGE_BYTES = 64 * KiB
 """A frame from this size on has a buffer of its own, once so much of it is there."""
 
-ROOM_FACTOR = 16
+ROOM_FACTOR = 17
+ONE_STEP_BYTES = ROOM_FACTOR * LARGE_BYTES
+"""What clients send by default, 1 MiB, and its head."""
 
 
 class Frames:
@@ -148,7 +152,8 @@ class Frames:
 
     def _enlarge(self, here: bytes | bytearray) -> None:
         """Have room for more of a frame, behind what is here of it."""
-        self._large = unset(min(self._need, ROOM_FACTOR * self._have))
+        room = max(2 * self._have, min(ROOM_FACTOR * self._have, ONE_STEP_BYTES))
+        self._large = unset(min(self._need, room))
         self._large[: self._have] = here
         self.room = memoryview(self._large)[self._have :]
         self._parts = []

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from gateway.surfaces.kafka.apis import API_VERSIONS, APIS
 from gateway.surfaces.kafka.frames import (
     LARGE_BYTES,
+    ONE_STEP_BYTES,
     REQUEST_BYTES_MIN,
     ROOM_FACTOR,
     Frames,
@@ -81,6 +82,20 @@ def test_frames_are_the_same_whether_they_are_fed_or_read_to_where_they_stay(
             at += 9
     assert found == contents
     assert frames.is_between
+
+
+def test_a_frame_that_is_larger_than_usual_has_room_for_twice_what_is_there() -> None:
+    frames, stream = Frames(2**24), _frame(bytes(10 * ONE_STEP_BYTES))
+    frames.feed(stream[:LARGE_BYTES])
+    have, sizes = LARGE_BYTES, set()
+    while (room := frames.room) is not None:
+        size = len(cast(bytearray, room.obj))
+        assert size <= max(2 * have, ONE_STEP_BYTES)
+        sizes.add(size)
+        frames.came(step := min(len(room), 100_000))
+        have += step
+    assert sorted(sizes) == [ONE_STEP_BYTES, 2 * ONE_STEP_BYTES, 4 * ONE_STEP_BYTES, 8 * ONE_STEP_BYTES, len(stream)]
+    assert frames.take() is not None
 
 
 def test_there_is_room_for_a_large_frame_and_for_little_more_than_has_come_of_it() -> None:
