@@ -6,8 +6,10 @@
     response  i32 size | i32 correlation id | a byte 0, when the version is flexible (never for ApiVersions) | the
               message
 
-A size is believed only up to a bound, and memory is taken only for bytes that have come. A large frame is read to where
-it stays: addresses are taken for at most ROOM_FACTOR times the bytes that are there, memory as they are filled.
+A size is believed only up to a bound, and memory is taken only for bytes that have come. A large frame of the size that
+clients send at most, by default, is read to where it stays: memory is taken as it is filled. What is larger is put
+together of pieces: of a hundred connections that stop in the middle, each with addresses for all of its frame, the
+pages that one has filled are of no use to the others.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from typing import NamedTuple
 
 from gateway.surfaces.kafka.apis import API_VERSIONS, APIS
 from gateway.surfaces.kafka.schema import Malformed, Reader
-from store.limits import KiB
+from store.limits import KiB, MiB
 from store.unset import unset
 
 _SIZE = struct.Struct(">i")
@@ -33,7 +35,8 @@ SMALL_BYTES = 1 * KiB
 LARGE_BYTES = 64 * KiB
 """A frame from this size on has a buffer of its own, once so much of it is there."""
 
-ROOM_FACTOR = 16
+ROOM_BYTES_MAX = 1 * MiB + LARGE_BYTES
+"""Of such a buffer: what clients send by default, 1 MiB, and its head."""
 
 
 class Frames:
@@ -82,8 +85,6 @@ class Frames:
         if self._have == self._need:
             self._set(self._large)
             self._let_go()
-        elif not self.room:
-            self._enlarge(self._large)
 
     def feed(self, data: bytes) -> None:
         """What has arrived."""
@@ -143,15 +144,11 @@ class Frames:
             parts[-1] += data
         else:
             parts.append(bytearray(data))
-        if LARGE_BYTES <= self._have < self._need:
-            self._enlarge(b"".join(parts))
-
-    def _enlarge(self, here: bytes | bytearray) -> None:
-        """Have room for more of a frame, behind what is here of it."""
-        self._large = unset(min(self._need, ROOM_FACTOR * self._have))
-        self._large[: self._have] = here
-        self.room = memoryview(self._large)[self._have :]
-        self._parts = []
+        if LARGE_BYTES <= self._have < self._need <= ROOM_BYTES_MAX:
+            self._large = unset(self._need)
+            self._large[: self._have] = b"".join(parts)
+            self.room = memoryview(self._large)[self._have :]
+            self._parts = []
 
     def _let_go(self) -> None:
         self._parts, self._large, self.room, self._have = [], bytearray(), None, 0

@@ -16,7 +16,7 @@ from gateway.surfaces.kafka.apis import API_VERSIONS, APIS
 from gateway.surfaces.kafka.frames import (
     LARGE_BYTES,
     REQUEST_BYTES_MIN,
-    ROOM_FACTOR,
+    ROOM_BYTES_MAX,
     Frames,
     read_header,
     response_head,
@@ -83,25 +83,23 @@ def test_frames_are_the_same_whether_they_are_fed_or_read_to_where_they_stay(
     assert frames.is_between
 
 
-def test_there_is_room_for_a_large_frame_and_for_little_more_than_has_come_of_it() -> None:
-    frames, stream = Frames(2**24), _frame(bytes(ROOM_FACTOR * LARGE_BYTES + 1_000))
+@pytest.mark.parametrize("size", [ROOM_BYTES_MAX, ROOM_BYTES_MAX + 1])
+def test_there_is_room_for_a_large_frame_and_none_for_a_larger_one(size: int) -> None:
+    frames, stream = Frames(2**24), _frame(bytes(size - 4))
     frames.feed(stream[: LARGE_BYTES - 1])
     assert frames.room is None
-    frames.feed(stream[:1])
+    frames.feed(stream[LARGE_BYTES - 1 : LARGE_BYTES])
     have = LARGE_BYTES
-    for here in (ROOM_FACTOR * LARGE_BYTES, len(stream)):
-        while have < here:
-            room = frames.room
-            assert room is not None
-            assert len(room) == here - have
-            assert len(cast(bytearray, room.obj)) == here
-            size = min(len(room), 100_000)
-            frames.came(size)
-            have += size
-    assert frames.room is None
+    if size > ROOM_BYTES_MAX:
+        assert frames.room is None
+        frames.feed(stream[have:])
+    while (room := frames.room) is not None:
+        assert (len(room), len(cast(bytearray, room.obj))) == (size - have, size)
+        frames.came(step := min(len(room), 100_000))
+        have += step
     taken = frames.take()
     assert taken is not None
-    assert not taken.readonly
+    assert taken.readonly is (size > ROOM_BYTES_MAX)
     small = Frames(2**24)
     small.feed(_frame(bytes(LARGE_BYTES - 5))[:-1])
     assert small.room is None
