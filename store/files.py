@@ -32,7 +32,7 @@ from typing import ClassVar, Protocol
 
 from store.kernel_sync import KernelSync
 from store.types import Buffer
-from store.unset import unset
+from store.uninitialized import uninitialized
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _sync_file_range = getattr(_libc, "sync_file_range", None)  # Linux; the os module has no name for it
@@ -222,7 +222,7 @@ class OsFile:
         """See `File.pread_cached`."""
         if not _RWF_NOWAIT:
             return None
-        data = unset(size)
+        data = uninitialized(size)
         try:
             count = os.preadv(self._fd, [data], position, _RWF_NOWAIT)
         except BlockingIOError:

@@ -24,7 +24,6 @@ from gateway.cluster.shard_log import Shard, ShardLog, ShardSnapshots, shard_of
 from gateway.cluster.timer_shard import Claim, ClaimedPartitions
 from gateway.codec.tags import DELIVER_AT_HEADER, RECURRING_HEADER
 from gateway.main.recurring_names import RecurringNames
-from gateway.main.shard_keeping import ERRORS
 from gateway.main.shards import Shards
 from gateway.recurring.definitions import RECURRING_EVENTS, Definition, Recurring
 from gateway.recurring.service import RecordRouting, RecurringSchedules, RecurringStats
@@ -127,13 +126,8 @@ class Tenure:
         self._claims.take()
 
     async def run(self) -> None:
-        """Fire and deliver until cancelled, or until it fails: then the shard is to be taken over anew."""
-        try:
-            await self.schedules.run()
-        except* ERRORS as failures:
-            log.error("recurring schedules have stopped shard=%d error=%r", self.shard.number, failures.exceptions[0])
-        except* Exception:
-            log.exception("recurring schedules have stopped shard=%d", self.shard.number)
+        """Fire and deliver until cancelled."""
+        await self.schedules.run()
 
     def leave(self) -> None:
         """The tenure is over: what is written on ends by itself."""

@@ -33,7 +33,7 @@ class Tenure(Protocol):
         ...
 
     async def run(self) -> None:
-        """Work until cancelled. Returns when it fails: then the shard is to be taken over anew."""
+        """Work until cancelled. May raise anything: then the shard is to be taken over anew."""
         ...
 
     def leave(self) -> None:
@@ -145,9 +145,20 @@ class Shards(Generic[TenureT]):
         """Read a shard, and have it run. Raises what reading raises: then it is not here."""
         tenure = self._tenure_of(shard)
         await tenure.start()
-        running = asyncio.create_task(tenure.run(), name=f"shard {shard.number} of {self._name} runs")
+        running = asyncio.create_task(self._run(tenure), name=f"shard {shard.number} of {self._name} runs")
         running.add_done_callback(lambda _: self._keeper.wake(shard.number))
         self._here[shard.number] = _Here(tenure, running)
+
+    async def _run(self, tenure: TenureT) -> None:
+        try:
+            await tenure.run()
+        except* ERRORS as failures:
+            log.error(
+                "a shard has stopped topic=%s shard=%d error=%r",
+                self._name, tenure.shard.number, failures.exceptions[0],
+            )  # fmt: skip
+        except* Exception:
+            log.exception("a shard has stopped topic=%s shard=%d", self._name, tenure.shard.number)
 
     async def _give_up(self, number: int) -> None:
         """Forget a shard, which may be another node's by now."""

@@ -29,7 +29,6 @@ from gateway.cluster.timer_shard import (
     queue_of_shard,
     shard_of_queue,
 )
-from gateway.main.shard_keeping import ERRORS
 from gateway.main.shards import Shards
 from gateway.routing.base import Routes
 from gateway.routing.delivery import RoutedPartitions
@@ -180,13 +179,8 @@ class Tenure:
         )  # fmt: skip
 
     async def run(self) -> None:
-        """Accept and deliver until cancelled, or until it fails: then the shard is to be taken over anew."""
-        try:
-            await self.timer.run()
-        except* ERRORS as failures:
-            log.error("timer of a shard has stopped shard=%d error=%r", self.shard.number, failures.exceptions[0])
-        except* Exception:
-            log.exception("timer of a shard has stopped shard=%d", self.shard.number)
+        """Accept and deliver until cancelled."""
+        await self.timer.run()
 
     def leave(self) -> None:
         """The tenure is over: what waits for Kafka ends."""

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from gateway.surfaces.kafka.apis import API_VERSIONS, APIS
 from gateway.surfaces.kafka.schema import Malformed, Reader
 from store.limits import KiB, MiB
-from store.unset import unset
+from store.uninitialized import uninitialized
 
 _SIZE = struct.Struct(">i")
 _REQUEST = struct.Struct(">hhih")
@@ -145,7 +145,7 @@ class Frames:
         else:
             parts.append(bytearray(data))
         if LARGE_BYTES <= self._have < self._need <= ROOM_BYTES_MAX:
-            self._large = unset(self._need)
+            self._large = uninitialized(self._need)
             self._large[: self._have] = b"".join(parts)
             self.room = memoryview(self._large)[self._have :]
             self._parts = []

@@ -14,6 +14,7 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import orjson
 from aiohttp import hdrs, web
@@ -85,6 +86,17 @@ async def produce(gateway: Gateway, request: web.Request, body: bytes) -> web.Re
     identity = request_identity(request, view.topic_id, body)
     sequence = producer_sequence(request)
     expected = expected_offset(request)
+    send = partial(
+        gateway.producer.produce,
+        topic,
+        partition=partition,
+        acks=acks,
+        selector=selector,
+        identity=identity,
+        sequence=sequence,
+        expected_offset=expected,
+        gives_way=True,
+    )
     receipts: Sequence[Outcome] | Sequence[BatchReceipt]
     singles: Sequence[Outcome]
     if fmt is None and due is None:
@@ -103,18 +115,7 @@ async def produce(gateway: Gateway, request: web.Request, body: bytes) -> web.Re
         # Each fires alone: from here on they are records, not batches.
         records = await _unpacked(body, due, gateway.limits.records_per_request_max)
         try:
-            singles = receipts = await gateway.producer.produce(
-                topic,
-                records,
-                partition=partition,
-                json_values=False,
-                acks=acks,
-                selector=selector,
-                identity=identity,
-                sequence=sequence,
-                expected_offset=expected,
-                gives_way=True,
-            )
+            singles = receipts = await send(records, json_values=False)
         finally:
             await let_go(records, _ITEM_BYTES * sum(1 + len(record.headers) for record in records))
         offsets = rendered_receipts(singles)
@@ -126,18 +127,7 @@ async def produce(gateway: Gateway, request: web.Request, body: bytes) -> web.Re
         trace = trace_headers(request)
         records = [traced(record, trace) for record in delayed(made.records, due)]
         try:
-            singles = await gateway.producer.produce(
-                topic,
-                records,
-                partition=partition,
-                json_values=False,
-                acks=acks,
-                selector=selector,
-                identity=identity,
-                sequence=sequence,
-                expected_offset=expected,
-                gives_way=True,
-            )
+            singles = await send(records, json_values=False)
         except (RequestError, UnknownPartition):  # nothing was stored
             if identity or sequence or expected is not None or len(records) < 2:
                 raise
@@ -171,18 +161,7 @@ async def produce(gateway: Gateway, request: web.Request, body: bytes) -> web.Re
                 records = delayed(await _parsed(sent, fmt, len(body), raw_keys=view.raw_keys), due)
                 if trace:
                     records = [traced(record, trace) for record in records]
-                singles = await gateway.producer.produce(
-                    topic,
-                    records,
-                    partition=partition,
-                    json_values=fmt is Format.JSON,
-                    acks=acks,
-                    selector=selector,
-                    identity=identity,
-                    sequence=sequence,
-                    expected_offset=expected,
-                    gives_way=True,
-                )
+                singles = await send(records, json_values=fmt is Format.JSON)
             except (RequestError, UnknownPartition):  # nothing was stored
                 if is_whole or not isinstance(sent, list) or len(sent) < 2:
                     raise

@@ -35,9 +35,13 @@ from gateway.surfaces.ws.frame_cache import (
 )
 from gateway.surfaces.ws.reader import Reader
 from store.errors import StoreError
+from store.turns import others_turn
 from store.types import Bounds, LightRecord
 
 log = logging.getLogger(__name__)
+
+RENDERED_A_TURN = 250
+"""Records: some 20 ms, when all have as many headers as they may."""
 
 
 class LightSource:
@@ -88,11 +92,18 @@ class LightSource:
         if start > offset:
             ranges.append(gap(offset, start))
         if read.records:
-            payloads: list[bytes] | None = None
-            if wanted.form is Form.JSON:
-                messages = list(self._rendering.of(topic, self._name, partition, read.records, topic_id=None))
-            else:
-                messages, payloads = self._in_binary(topic, partition, read.records)
+            messages: list[dict[str, object]] = []
+            payloads: list[bytes] | None = None if wanted.form is Form.JSON else []
+            for first in range(0, len(read.records), RENDERED_A_TURN):
+                if first:
+                    await others_turn()
+                some = read.records[first : first + RENDERED_A_TURN]
+                if payloads is None:
+                    messages += self._rendering.of(topic, self._name, partition, some, topic_id=None)
+                else:
+                    heads, bodies = self._in_binary(topic, partition, some)
+                    messages += heads
+                    payloads += bodies
             ends = [record.offset + 1 for record in read.records]
             for message, end in zip(messages, ends, strict=True):
                 message["cursor"] = f"{topic}:{partition}={end}"

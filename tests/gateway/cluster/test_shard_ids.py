@@ -15,14 +15,12 @@ from random import Random
 import pytest
 
 from gateway.brokers.base import AnswerLost
-from gateway.brokers.kafka import broker as kafka_broker
-from gateway.brokers.kafka import writer as writing
 from gateway.cluster import shard_ids, shard_log
 from gateway.cluster.mover import MoveConflict
 from gateway.cluster.shard_ids import NamedPart, ShardIds
 from store.errors import AlreadyStored, Corrupt, IdentityReused, Overloaded, StoreError, TooManyIds
 from store.types import Acks, Identity, RequestPart
-from tests.gateway.brokers.kafka.fake import strangers_batch
+from tests.gateway.brokers.kafka.fake import not_paused, strangers_batch
 from tests.gateway.cluster.timer_world import (
     IDS_MAX,
     NUMBER,
@@ -31,6 +29,7 @@ from tests.gateway.cluster.timer_world import (
     World,
     counts_of,
     ids_of,
+    nodes,
 )
 from tests.timer.fakes import keyed_append
 from timer.schedule import ScheduleId, decode_schedule_id
@@ -42,15 +41,7 @@ SEEDS = [*QUICK, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(
 
 @pytest.fixture(autouse=True)
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writing, "PAUSE_S", 0.0)
-    monkeypatch.setattr(writing, "PAUSE_MAX_S", 0.0)
-    monkeypatch.setattr(kafka_broker, "START_FRESH_S", 0.0)
-
-
-async def nodes(count: int) -> tuple[World, list[TimerNode]]:
-    world = World()
-    await world.serve()
-    return world, [TimerNode(f"n{number}", world) for number in range(1, count + 1)]
+    not_paused(monkeypatch)
 
 
 def named(*names: bytes) -> Identity:

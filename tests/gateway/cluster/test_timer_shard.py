@@ -14,8 +14,6 @@ from random import Random
 import pytest
 
 from gateway.brokers.base import AnswerLost
-from gateway.brokers.kafka import broker as kafka_broker
-from gateway.brokers.kafka import writer as writing
 from gateway.brokers.kafka.codes import MESSAGE_TOO_LARGE, Outcome
 from gateway.cluster import shard_log
 from gateway.cluster.mover import MoveConflict
@@ -23,7 +21,7 @@ from gateway.cluster.timer_shard import shard_at
 from gateway.routing.delivery import RoutedPartitions
 from store.errors import Overloaded, StoreError
 from store.types import Acks
-from tests.gateway.brokers.kafka.fake import strangers_batch
+from tests.gateway.brokers.kafka.fake import not_paused, strangers_batch
 from tests.gateway.cluster.timer_world import (
     NUMBER,
     WINDOW_MS,
@@ -32,6 +30,7 @@ from tests.gateway.cluster.timer_world import (
     World,
     counts_of,
     ids_of,
+    nodes,
 )
 from tests.timer.fakes import keyed_append
 from timer.changes import Standing
@@ -48,15 +47,7 @@ SEEDS = [*QUICK, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(
 
 @pytest.fixture(autouse=True)
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writing, "PAUSE_S", 0.0)
-    monkeypatch.setattr(writing, "PAUSE_MAX_S", 0.0)
-    monkeypatch.setattr(kafka_broker, "START_FRESH_S", 0.0)
-
-
-async def nodes(count: int) -> tuple[World, list[TimerNode]]:
-    world = World()
-    await world.serve()
-    return world, [TimerNode(f"n{number}", world) for number in range(1, count + 1)]
+    not_paused(monkeypatch)
 
 
 def later(world: World, *after_ms: int) -> list[tuple[int, bytes]]:

@@ -182,3 +182,9 @@ def ids_of(answer: Appended, schedules: Iterable[tuple[int, bytes]]) -> list[Sch
 
 def counts_of(delivered: Iterable[Delivered]) -> Counter[bytes]:
     return Counter(one.value for one in delivered)
+
+
+async def nodes(count: int) -> tuple[World, list[TimerNode]]:
+    world = World()
+    await world.serve()
+    return world, [TimerNode(f"n{number}", world) for number in range(1, count + 1)]

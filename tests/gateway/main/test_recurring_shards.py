@@ -15,8 +15,6 @@ from random import Random
 import pytest
 
 from gateway.brokers.base import AnswerLost, Broker
-from gateway.brokers.kafka import broker as kafka_broker
-from gateway.brokers.kafka import writer as writing
 from gateway.brokers.kafka.broker import KafkaBroker
 from gateway.cluster.mover import chain_of
 from gateway.cluster.shard_log import SHARD_TOPICS, Shard
@@ -34,7 +32,7 @@ from store.record_batch import Record
 from store.topics import RECURRING, Topic
 from store.types import Acks, Append, Appended, Source
 from tests.clock import START_MS
-from tests.gateway.brokers.kafka.fake import new_repeats
+from tests.gateway.brokers.kafka.fake import new_repeats, not_paused
 from tests.gateway.cluster.shard_world import NoTimer
 from tests.gateway.cluster.timer_world import WINDOW_MS, TimerNode, World
 from timer.ports import Target
@@ -47,9 +45,7 @@ SEEDS = [*range(8), *(pytest.param(seed, marks=pytest.mark.long) for seed in ran
 
 @pytest.fixture(autouse=True)
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writing, "PAUSE_S", 0.0)
-    monkeypatch.setattr(writing, "PAUSE_MAX_S", 0.0)
-    monkeypatch.setattr(kafka_broker, "START_FRESH_S", 0.0)
+    not_paused(monkeypatch)
 
 
 class Routing:

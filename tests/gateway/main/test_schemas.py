@@ -27,11 +27,11 @@ async def test_none_is_set() -> None:
 async def test_without_the_libraries_the_log_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(schemas, "LIBRARIES", (*schemas.LIBRARIES, "no_such_library", "no_such.library"))
+    monkeypatch.setattr(schemas, "LIBRARIES", (*schemas.LIBRARIES, "no_such_package", "no_such.package"))
     async with opened_schemas(RegistryConfig(url="http://127.0.0.1:1")) as made:
         assert made is None
     [record] = caplog.records
-    assert "no_such_library, no_such.library is not installed" in record.message
+    assert "no_such_package, no_such.package is not installed" in record.message
     assert "pip install 'mq-gateway[registry]'" in record.message
 
 

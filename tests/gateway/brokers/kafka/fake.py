@@ -9,6 +9,9 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import pytest
+
+from gateway.brokers.kafka import broker, writer
 from gateway.brokers.kafka.codes import (
     CORRUPT_MESSAGE,
     OFFSET_OUT_OF_RANGE,
@@ -199,3 +202,10 @@ def _is_whole(batch: bytes) -> bool:
     except record_batch.StoreError:
         return False
     return True
+
+
+def not_paused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is sent again is sent at once, and a tenure begins without a wait."""
+    monkeypatch.setattr(writer, "PAUSE_S", 0.0)
+    monkeypatch.setattr(writer, "PAUSE_MAX_S", 0.0)
+    monkeypatch.setattr(broker, "START_FRESH_S", 0.0)

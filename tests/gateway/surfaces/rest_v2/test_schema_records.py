@@ -92,7 +92,7 @@ class World:
 async def world(aiohttp_client: Callable[[TestServer], Awaitable[Client]]) -> AsyncIterator[World]:
     plain, broker = fake_gateway(FakeClock())
     await broker.create_topic("orders", 4)
-    async with serving() as fake, Registry(RegistryConfig(url=fake.url, timeout_ms=500)) as registry:
+    async with serving() as fake, Registry(RegistryConfig(url=fake.url, timeout_ms=5_000)) as registry:
         converter = HereConverter()
         schemas = RegistrySchemas(registry, converter)
         gateway = replace(plain, schemas=schemas)

@@ -9,7 +9,7 @@ _made = ctypes.pythonapi.PyByteArray_FromStringAndSize  # with NULL, its bytes a
 _made.restype, _made.argtypes = ctypes.py_object, (ctypes.c_char_p, ctypes.c_ssize_t)
 
 
-def unset(size: int) -> bytearray:
+def uninitialized(size: int) -> bytearray:
     """A buffer whose bytes may be anything, another request's too: nobody is to see one that was not filled."""
     made: bytearray = _made(None, size)
     return made
