@@ -8,10 +8,10 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from aiohttp.web import Application, Request
 
-from gateway.main.application import build_application
 from gateway.surfaces.http.context import Gateway
 from tests.clock import FakeClock
 from tests.gateway.fake_broker import FakeBroker, fake_gateway
+from tests.gateway.production_server import ProductionServer
 
 Client = TestClient[Request, Application]
 
@@ -42,6 +42,6 @@ def broker(parts: tuple[Gateway, FakeBroker]) -> FakeBroker:
 @pytest.fixture
 async def client(gateway: Gateway, aiohttp_client: Callable[[TestServer], Awaitable[Client]]) -> Client:
     """A client of the gateway's application, served as in production: nothing is inflated."""
-    server = TestServer(build_application(gateway))
-    await server.start_server(auto_decompress=False)
+    server = ProductionServer(gateway)
+    await server.start_server()
     return await aiohttp_client(server)

@@ -1,7 +1,8 @@
 """Rights over time: what waits or streams ends with the rights of its caller.
 
 A token may be revoked, expire, or lose a right while its request waits. Who is told at the next question already
-(Access.check) needs nothing of this; it is for what would otherwise wait, or go on, without asking.
+(Access.check) needs nothing of this; it is for what would otherwise wait, or go on, without asking. A client that goes
+ends its waiting, too.
 """
 
 from __future__ import annotations
@@ -9,13 +10,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import cast
 
 from aiohttp import web
 
-from gateway.auth.access import OPEN, Access
+from gateway.auth.access import Access
 from gateway.auth.authenticator import unauthenticated
 from gateway.errors import RequestError
 from gateway.surfaces.http.caller import access_of
+from gateway.surfaces.http.connection import Connection
 from gateway.surfaces.http.context import Gateway
 
 
@@ -26,32 +29,38 @@ def ended() -> RequestError:
 
 @asynccontextmanager
 async def while_allowed(gateway: Gateway, request: web.BaseRequest) -> AsyncIterator[None]:
-    """Cancel the block when its caller's rights end. Raises RequestError 401/40101 then.
+    """Cancel the block when its caller's rights end, or its client goes. Raises RequestError 401/40101, or
+    ConnectionError, then.
 
     For waiting that may be given up at any moment. Rules that change without ending the rights cancel nothing: ask for
     the permission again behind the block, before anything is answered.
     """
     access = access_of(request)
-    if access is OPEN:
-        yield
-        return
     loop = asyncio.get_running_loop()
     limit = asyncio.timeout(left_s(gateway, access))
+    lost = cast(Connection, request.protocol).lost()
 
-    def end() -> None:
-        if not limit.expired():
+    is_within = True
+
+    def end(_: object = None) -> None:
+        if is_within and not limit.expired():
             limit.reschedule(loop.time())
 
     try:
         async with limit:
+            lost.add_done_callback(end)
             unwatch = access.watch(end)
             try:
                 yield
             finally:
+                is_within = False  # `end` may be on its way already
                 unwatch()
+                lost.remove_done_callback(end)
     except TimeoutError:
         if not limit.expired():
             raise
+        if lost.done():
+            raise ConnectionResetError("the client is gone") from None
         raise ended() from None
 
 

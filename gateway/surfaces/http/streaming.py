@@ -8,8 +8,9 @@ S2  a client that takes no bytes for the write timeout is cut off (`connection.p
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from typing import cast
 
 from aiohttp import hdrs, web
 
@@ -18,6 +19,7 @@ from gateway.codec.filters import TagFilter
 from gateway.codec.records import Format, render_records_in_steps
 from gateway.surfaces.http.admission import allowance_of
 from gateway.surfaces.http.answer_memory import RENDERED_FACTOR, no_room
+from gateway.surfaces.http.connection import Connection
 from gateway.surfaces.http.context import Gateway
 from store import record_batch
 from store.limits import BATCH_BYTES_MAX, MiB
@@ -78,9 +80,17 @@ class StreamedAnswer:
         with suppress(ConnectionError):  # its traceback refers to itself, and would keep what callers have
             await writer.drain()
         allowance.hold(0)
+        self.check_there()  # aiohttp does not tell who waited for it
+
+    def check_there(self) -> None:
+        """Raises ConnectionError when the client is gone."""
         transport = self._request.transport
-        if transport is None or transport.is_closing():  # aiohttp does not tell who waited for it
+        if transport is None or transport.is_closing():
             raise ConnectionResetError("the client is gone")
+
+    def when_gone(self, call: Callable[[], object]) -> None:
+        """Call something when the client is gone: who waits for what may be long in coming holds a place meanwhile."""
+        cast(Connection, self._request.protocol).lost().add_done_callback(lambda _: call())
 
     async def end(self) -> web.StreamResponse:
         """The whole body is sent."""

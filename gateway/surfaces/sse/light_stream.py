@@ -112,6 +112,7 @@ class LightStream:
         loop = asyncio.get_running_loop()
         view, changed = self._view, self._changed.set
         unwatch = self._access.watch(self._end_rights)
+        self._answer.when_gone(self._changed.set)
         seconds = left_s(self._gateway, self._access)
         expiry = None if seconds is None else loop.call_later(seconds, self._end_rights)
         try:
@@ -134,6 +135,7 @@ class LightStream:
     async def _follow(self) -> None:
         is_behind = True
         while not self._gateway.draining.is_set():
+            self._answer.check_there()
             if self._ends or self._access.is_over:
                 raise ended()
             if self._changed.is_set():

@@ -249,6 +249,7 @@ class Stream:
         """Stream to the end, or until the client is gone."""
         loop = asyncio.get_running_loop()
         unwatch = self._access.watch(self._end_rights)
+        self._answer.when_gone(self._changed.set)
         expiry = self._expiry(loop)
         try:
             with when_set(self._gateway.draining, self._changed.set):
@@ -271,6 +272,7 @@ class Stream:
 
     async def _follow(self) -> None:
         while not self._gateway.draining.is_set():
+            self._answer.check_there()
             if self._ends or self._access.is_over:
                 raise ended()
             if self._ready:

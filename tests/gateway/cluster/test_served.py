@@ -397,6 +397,10 @@ async def _streams_of_a_group_are_of_its_node(nodes: Nodes, by: str = "n2") -> N
             piece = await stream.content.readany()
             assert piece, read
             read += piece
+    # with ack=auto, what a node hands to a stream before it has heard that its client is gone is done
+    async with asyncio.timeout(PATIENCE_S):
+        while not await _has_ended(nodes, "n1", "follow_topic"):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
     await nodes.done(by, "POST", f"/topics/{topic}", json=records, headers=JSON)
     url = f"{nodes.servers[by].url}/ws/v1/consume?topic={topic}&group=streams&mode=queue&auto_ack=true"
     async with asyncio.timeout(PATIENCE_S), nodes._http.ws_connect(url) as socket:
@@ -405,6 +409,12 @@ async def _streams_of_a_group_are_of_its_node(nodes: Nodes, by: str = "n2") -> N
             message = await socket.receive()
             assert message.type is aiohttp.WSMsgType.TEXT, message
             seen += str(message.data).count('"value"')
+
+
+async def _has_ended(nodes: Nodes, name: str, route: str) -> bool:
+    """Whether a request of the route has come to its end at that node."""
+    async with nodes._http.get(f"{nodes.servers[name].url}/metrics") as page:
+        return f'mq_http_requests_total{{code="200",route="{route}"}}' in await page.text()
 
 
 async def _subscribes_to_groups_of_both(nodes: Nodes) -> None:

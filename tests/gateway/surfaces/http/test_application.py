@@ -23,6 +23,7 @@ from store.errors import Corrupt
 from tests.clock import FakeClock
 from tests.gateway.conftest import Client
 from tests.gateway.fake_broker import FakeBroker, fake_gateway
+from tests.gateway.production_server import ProductionServer
 from tests.waiting import PATIENCE_S
 
 JSON = {"Content-Type": "application/vnd.kafka.json.v2+json"}
@@ -154,8 +155,8 @@ async def test_a_body_that_does_not_come_is_a_408_and_ends_the_connection(
 ) -> None:
     gateway, broker = fake_gateway(clock, body_timeout_ms=20)
     await broker.create_topic("orders", 1)
-    server = TestServer(build_application(gateway))
-    await server.start_server(auto_decompress=False, lingering_time=0)
+    server = ProductionServer(gateway)
+    await server.start_server()
     await aiohttp_client(server)
     reader, writer = await asyncio.open_connection(server.host, server.port)
     head = "POST /topics/orders HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from unittest.mock import Mock
 
 import pytest
 from aiohttp.test_utils import make_mocked_request
@@ -46,12 +47,36 @@ def gateway() -> Gateway:
     return fake_gateway(FakeClock())[0]
 
 
-async def wait(gateway: Gateway, access: Access, what: asyncio.Event) -> str:
-    request = make_mocked_request("GET", "/")
+async def wait(gateway: Gateway, access: Access, what: asyncio.Event, lost: asyncio.Future[None] | None = None) -> str:
+    request = make_mocked_request(
+        "GET", "/", protocol=Mock(ssl_context=None, peername=None, lost=lambda: lost or asyncio.Future())
+    )
     grant(request, access)
     async with while_allowed(gateway, request):
         await what.wait()
     return "done"
+
+
+async def test_a_client_that_goes_ends_the_wait(gateway: Gateway) -> None:
+    for access in (OPEN, Somebody()):
+        lost: asyncio.Future[None] = asyncio.Future()
+        waiting = asyncio.ensure_future(wait(gateway, access, asyncio.Event(), lost))
+        await asyncio.sleep(0)
+        lost.set_result(None)
+        with pytest.raises(ConnectionError):
+            await waiting
+        with pytest.raises(ConnectionError):
+            await wait(gateway, access, asyncio.Event(), lost)
+
+
+async def test_a_client_that_goes_when_the_wait_is_over_ends_nothing(gateway: Gateway) -> None:
+    what, lost = asyncio.Event(), asyncio.Future[None]()
+    waiting = asyncio.ensure_future(wait(gateway, OPEN, what, lost))
+    await asyncio.sleep(0)
+    what.set()
+    await asyncio.sleep(0)
+    lost.set_result(None)  # the waiter goes on in the same turn
+    assert await waiting == "done"
 
 
 async def test_rights_that_are_withdrawn_end_the_wait(gateway: Gateway) -> None:

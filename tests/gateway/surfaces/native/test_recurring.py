@@ -26,6 +26,7 @@ from store import Store
 from store.files import OsFiles
 from tests.clock import START_MS, FakeClock
 from tests.gateway.conftest import Client
+from tests.gateway.production_server import ProductionServer
 from timer.service import TimerService
 
 PATH = "/mq/v1/recurring"
@@ -85,7 +86,7 @@ async def world(
     recurring = application[RECURRING] = build_recurring(gateway, store, admin)
     await recurring.start()
     writing = asyncio.create_task(recurring._events.run())
-    yield World(await aiohttp_client(TestServer(application)), recurring, admin, clock)
+    yield World(await aiohttp_client(ProductionServer(gateway, application)), recurring, admin, clock)
     writing.cancel()
     await asyncio.wait([writing])
     await recurring.close()

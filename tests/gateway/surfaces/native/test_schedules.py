@@ -26,6 +26,7 @@ from store import Store
 from store.files import OsFiles
 from tests.clock import START_MS, FakeClock
 from tests.gateway.conftest import Client
+from tests.gateway.production_server import ProductionServer
 from timer import schedules
 from timer.service import TimerService
 
@@ -59,10 +60,11 @@ async def client(
     await timer.start()
     admin = LocalAdmin(store, timer, Limits(), routes)
     await admin.create_topic("orders", 2)
-    application = build_application(build_gateway(config, store, timer, admin, clock)[0])
+    gateway, _ = build_gateway(config, store, timer, admin, clock)
+    application = build_application(gateway)
     application[SCHEDULES] = timer
     running = asyncio.create_task(timer.run())
-    yield await aiohttp_client(TestServer(application))
+    yield await aiohttp_client(ProductionServer(gateway, application))
     running.cancel()
     await asyncio.wait([running])
     await timer.close()

@@ -38,6 +38,7 @@ from tests.clock import FakeClock
 from tests.gateway.conftest import Client
 from tests.gateway.fake_broker import FakeBroker, fake_gateway
 from tests.gateway.fake_groups import FakeGroups
+from tests.gateway.production_server import ProductionServer
 from tests.waiting import WOKEN_S, until
 
 Json = Any
@@ -83,8 +84,8 @@ class Proxy:
         await asyncio.sleep(0)
         application = build_application(self.gateway)
         install_instances(application, self.gateway, self.instances)
-        server = TestServer(application)
-        await server.start_server(auto_decompress=False)
+        server = ProductionServer(self.gateway, application)
+        await server.start_server()
         self.client = await make_client(server)
 
     async def stop(self) -> None:

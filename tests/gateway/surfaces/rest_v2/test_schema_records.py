@@ -30,6 +30,7 @@ from tests.clock import FakeClock
 from tests.gateway.conftest import Client
 from tests.gateway.fake_broker import FakeBroker, fake_gateway
 from tests.gateway.fake_groups import FakeGroups
+from tests.gateway.production_server import ProductionServer
 from tests.gateway.schemas.converting import HereConverter
 from tests.gateway.schemas.fake_registry import AVRO, JSON_SCHEMA, PROTO, FakeRegistry, serving
 
@@ -109,8 +110,8 @@ async def world(aiohttp_client: Callable[[TestServer], Awaitable[Client]]) -> As
         await asyncio.sleep(0)
         application = build_application(gateway)
         install_instances(application, gateway, instances)
-        server = TestServer(application)
-        await server.start_server(auto_decompress=False)
+        server = ProductionServer(gateway, application)
+        await server.start_server()
         made = World(gateway, broker, fake, converter)
         made.client = await aiohttp_client(server)
         yield made

@@ -15,11 +15,11 @@ from gateway.api.shapes.v3 import ENTRIES_MAX, ENTRY_ID_CHARS_MAX
 from gateway.codec.records import ProduceRecord
 from gateway.groups.machines.subscription import Subscription
 from gateway.groups.protocol import MemberKey, OffsetCommit
-from gateway.main.application import build_application
 from gateway.surfaces.http.context import Gateway
 from tests.gateway.conftest import Client
 from tests.gateway.fake_broker import FakeBroker
 from tests.gateway.fake_groups import FakeGroups
+from tests.gateway.production_server import ProductionServer
 
 TOPIC = "/v3/clusters/c1/topics/orders"
 
@@ -37,8 +37,8 @@ async def client(
     gateway: Gateway, groups: FakeGroups, aiohttp_client: Callable[[TestServer], Awaitable[Client]]
 ) -> Client:
     named = replace(gateway, cluster_id="c1", groups=groups)  # type: ignore[arg-type]
-    server = TestServer(build_application(named))
-    await server.start_server(auto_decompress=False)
+    server = ProductionServer(named)
+    await server.start_server()
     return await aiohttp_client(server)
 
 

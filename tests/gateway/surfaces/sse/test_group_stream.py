@@ -204,3 +204,33 @@ async def test_the_largest_credit_is_taken(caller: Caller) -> None:
     async with stream(caller, f"ack=manual&credit={STREAM_CREDIT_MAX}") as events:
         await caller.send({"value": "YQ=="})
         assert len(await events.next(1)) == 1
+
+
+@pytest.mark.parametrize("kind", ["topic", "group", "receive", "fetch"])
+async def test_what_waits_for_a_client_that_is_gone_ends_at_once(caller: Caller, kind: str) -> None:
+    await caller.ok("POST", "groups/g/messages:receive", {"topics": ["orders"]})
+    wait_ms = topic_stream.HEARTBEAT_MS
+    method, path, body = {
+        "topic": ("GET", PATH, None),
+        "group": ("GET", f"{PATH}?group=g&ack=auto", None),
+        "receive": ("POST", "/mq/v1/groups/g/messages:receive", {"topics": ["orders"], "wait_ms": wait_ms}),
+        "fetch": ("GET", f"/mq/v1/topics/orders/partitions/0/messages/0?timeout={wait_ms}", None),
+    }[kind]  # fmt: skip
+    gauge = b"mq_long_polls 1.0" if kind in ("receive", "fetch") else b"mq_streams 1.0"
+
+    async def is_there() -> bool:
+        async with caller.session.get("/metrics") as page:
+            return gauge in (await page.read()).splitlines()
+
+    asking = asyncio.create_task(_ask(caller, method, path, body))
+    async with asyncio.timeout(wait_ms / 2000):
+        while not await is_there():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        asking.cancel()
+        while await is_there():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def _ask(caller: Caller, method: str, path: str, body: Json | None) -> None:
+    async with caller.session.request(method, path, json=body) as response:
+        await response.read()

@@ -18,7 +18,6 @@ from aiohttp.test_utils import TestServer
 from gateway.auth.access import OPEN, Access, Permission
 from gateway.codec.cursors import write_cursor
 from gateway.errors import RequestError
-from gateway.main.application import build_application
 from gateway.settings.limits import Limits
 from gateway.surfaces.http import streaming
 from gateway.surfaces.http.context import Gateway
@@ -28,6 +27,7 @@ from gateway.surfaces.sse.topic_stream import CURSOR_BYTES_MAX, TOPICS_MAX, Foll
 from tests.clock import FakeClock
 from tests.gateway.conftest import Client
 from tests.gateway.fake_broker import FakeBroker
+from tests.gateway.production_server import ProductionServer
 from tests.gateway.security.kit import served
 
 PATH = "/mq/v1/topics/orders/sse"
@@ -367,16 +367,16 @@ async def test_the_number_of_streams_is_limited(
     gateway: Gateway, aiohttp_client: Callable[[TestServer], object]
 ) -> None:
     narrow = replace(gateway, limits=Limits(streams_max=1))
-    server = TestServer(build_application(narrow))
-    await server.start_server(auto_decompress=False)
+    server = ProductionServer(narrow)
+    await server.start_server()
     client: Client = await aiohttp_client(server)  # type: ignore[misc]
     async with stream(client, "?partitions=0"):
         response = await client.get(PATH)
         assert (response.status, (await response.json())["error_code"]) == (429, 42950)
         assert "Retry-After" in response.headers
-    while narrow.stats.stream_count:  # noticed with the next write
-        await send(client, 1)
-        await asyncio.sleep(0.01)
+    async with asyncio.timeout(topic_stream.HEARTBEAT_MS / 2000):  # before anything would be written
+        while narrow.stats.stream_count:  # noqa: ASYNC110 -- a plain counter
+            await asyncio.sleep(0.01)
     async with stream(client, "?partitions=0"):
         pass
 

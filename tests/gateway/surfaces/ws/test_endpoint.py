@@ -18,7 +18,6 @@ from aiohttp.test_utils import TestServer
 from gateway.auth.access import NOBODY, Access, Permission, forbidden
 from gateway.auth.rates import Rates
 from gateway.errors import RequestError
-from gateway.main.application import build_application
 from gateway.settings.limits import Limits
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.ws.conversation import REFUSED_IN_A_ROW_MAX
@@ -26,6 +25,7 @@ from gateway.surfaces.ws.protocol import SUBPROTOCOL, binary_frame, split_binary
 from store.record_batch import Record, encode
 from tests.clock import START_MS
 from tests.gateway.fake_broker import FakeBroker
+from tests.gateway.production_server import ProductionServer
 from tests.gateway.surfaces.ws.memory import memory_gateway
 from tests.gateway.surfaces.ws.scripted_groups import ScriptedGroups
 from tests.waiting import PATIENCE_S, until
@@ -102,7 +102,7 @@ async def start() -> AsyncIterator[Start]:
         gateway = replace(gateway, rates=rates, groups=fake_groups(gateway))
         if tokens is not None:
             gateway = replace(gateway, authenticator=tokens)
-        server = TestServer(build_application(gateway))
+        server = ProductionServer(gateway)
         await server.start_server()
         servers.append(server)
         return Running(gateway, broker, server)

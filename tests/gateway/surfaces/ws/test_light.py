@@ -16,6 +16,7 @@ from gateway.api import light
 from gateway.api.light import LightReader, check_light, names_begin
 from gateway.auth.scopes import Rights, parse_scope
 from gateway.errors import RequestError
+from gateway.surfaces.sse.topic_stream import HEARTBEAT_MS
 from store import record_batch
 from store.record_batch import Record
 from tests.gateway.surfaces.native.test_light import QUEUES, ROCKSDB, read, rows, send
@@ -345,6 +346,9 @@ async def test_an_event_stream_of_a_queue(server: Whole) -> None:
         assert orjson.loads(await response.content.readline())["event"] == "caught_up"
         await send(server, ["user/42"])
         assert orjson.loads(await response.content.readline())["queue_offset"] == 3
+    async with asyncio.timeout(HEARTBEAT_MS / 2000):  # before anything would be written
+        while b"mq_streams 0.0" not in await (await server.session.get("/metrics")).read():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
 
 
 async def until(response: Any, wanted: str) -> str:

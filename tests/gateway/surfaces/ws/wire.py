@@ -13,10 +13,10 @@ import orjson
 import websockets
 from aiohttp.test_utils import TestServer
 
-from gateway.main.application import build_application
 from gateway.surfaces.ws.protocol import split_binary
 from store import record_batch
 from tests import contract
+from tests.gateway.production_server import ProductionServer
 from tests.gateway.surfaces.ws.memory import memory_gateway
 from tests.gateway.surfaces.ws.scripted_groups import ScriptedGroups
 
@@ -145,7 +145,7 @@ async def wired(topics: dict[str, int]) -> AsyncIterator[Wire]:
     """A server over a memory broker with these topics, on a free port."""
     gateway, _ = memory_gateway(topics)
     gateway = replace(gateway, groups=ScriptedGroups(gateway.routes_table, gateway.consumer, gateway.clock.now_ms()))
-    server = TestServer(build_application(gateway))
+    server = ProductionServer(gateway)
     await server.start_server()
     try:
         yield Wire(server)
