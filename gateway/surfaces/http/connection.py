@@ -602,9 +602,12 @@ class Connection(web.RequestHandler):
     # ------------------------------------------------------------------------------------------------- errors
 
     def log_exception(self, *args: Any, **details: Any) -> None:
-        """As aiohttp's, but for what it does to itself: when a stop gives up waiting for a handler in the very turn in
-        which that ends, aiohttp wakes a waiter that is gone. With many sockets that is a traceback for each."""
-        if not (self._force_close and isinstance(details.get("exc_info"), asyncio.InvalidStateError)):
+        """As aiohttp's, but for handlers that end because their client is gone, and for what aiohttp does to itself:
+        when a stop gives up waiting for a handler in the very turn in which that ends, it wakes a waiter that is gone.
+        With many sockets that is a traceback for each."""
+        failure = details.get("exc_info")
+        is_gone = self.transport is None and isinstance(failure, ConnectionError)
+        if not (is_gone or (self._force_close and isinstance(failure, asyncio.InvalidStateError))):
             super().log_exception(*args, **details)
 
     def handle_error(

@@ -207,7 +207,9 @@ async def test_the_largest_credit_is_taken(caller: Caller) -> None:
 
 
 @pytest.mark.parametrize("kind", ["topic", "group", "receive", "fetch"])
-async def test_what_waits_for_a_client_that_is_gone_ends_at_once(caller: Caller, kind: str) -> None:
+async def test_what_waits_for_a_client_that_is_gone_ends_at_once(
+    caller: Caller, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
     await caller.ok("POST", "groups/g/messages:receive", {"topics": ["orders"]})
     wait_ms = topic_stream.HEARTBEAT_MS
     method, path, body = {
@@ -229,6 +231,7 @@ async def test_what_waits_for_a_client_that_is_gone_ends_at_once(caller: Caller,
         asking.cancel()
         while await is_there():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
 
 
 async def _ask(caller: Caller, method: str, path: str, body: Json | None) -> None:
