@@ -112,11 +112,10 @@ class LightStream:
         loop = asyncio.get_running_loop()
         view, changed = self._view, self._changed.set
         unwatch = self._access.watch(self._end_rights)
-        self._answer.when_gone(self._changed.set)
         seconds = left_s(self._gateway, self._access)
         expiry = None if seconds is None else loop.call_later(seconds, self._end_rights)
         try:
-            with when_set(self._gateway.draining, changed):
+            with when_set(self._gateway.draining, changed), self._answer.when_gone(changed):
                 await self._answer.write(self._form.opening(self.cursor, {view.name: str(view.topic_id)}))
                 with self._reader.watching(view.name, self._name, list(self._offsets), changed):
                     await self._follow()
