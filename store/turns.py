@@ -32,7 +32,7 @@ class Stretches:
         return self._spent_s > TURN_S
 
     def spent(self, seconds: float) -> None:
-        """Work that is no stretch has taken so much of this turn."""
+        """Work that is no stretch has taken so much of this turn: CPU time of its thread, as others' is not its own."""
         if not self._spent_s:
             asyncio.get_running_loop().call_soon(self._begin)
         self._spent_s += seconds

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Generator, Iterable
 from operator import length_hint
-from time import perf_counter
+from time import thread_time
 from typing import TypeVar
 
 from store.turns import others_turn, stretches
@@ -26,7 +26,7 @@ async def in_turns(steps: Generator[None, None, Result], *, is_counted: bool = F
     if counting is not None and counting.is_full:
         counting = None
         await others_turn()
-    began_s = perf_counter()
+    began_s = thread_time()
     while True:
         try:
             next(steps)
@@ -35,7 +35,7 @@ async def in_turns(steps: Generator[None, None, Result], *, is_counted: bool = F
             return result
         finally:
             if counting is not None:
-                counting.spent(perf_counter() - began_s)
+                counting.spent(thread_time() - began_s)
                 counting = None
         await others_turn()
 

@@ -68,7 +68,7 @@ async def test_what_all_begin_in_a_turn_is_bounded(monkeypatch: pytest.MonkeyPat
         return 7
         yield
 
-    monkeypatch.setattr(turns, "perf_counter", lambda: now_s)
+    monkeypatch.setattr(turns, "thread_time", lambda: now_s)
     running = asyncio.ensure_future(other())
     assert await asyncio.gather(*(in_turns(work(), is_counted=True) for _ in range(9))) == [7] * 9
     running.cancel()
