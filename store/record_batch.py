@@ -261,9 +261,12 @@ def decode(batch: Buffer) -> Iterator[DecodedRecord]:
 
     Offsets are absolute: base offset + delta. Raises MalformedBatch if the bytes are not a checked batch.
     """
-    if _compression(batch):
-        batch = _inflate(batch)
-    return iter(DefaultRecordBatch(batch))
+    return iter(DefaultRecordBatch(uncompressed(batch)))
+
+
+def uncompressed(batch: Buffer) -> Buffer:
+    """The batch with its records not compressed, itself if they are not. Raises as `decode`."""
+    return _inflate(batch) if _compression(batch) else batch
 
 
 def decode_in_pieces(batch: Buffer) -> Iterator[list[DecodedRecord]]:
@@ -382,7 +385,7 @@ def check_in_steps(
     if last_delta != count - 1:
         raise MalformedBatch(f"last offset delta {last_delta} does not fit {count} records")
     _check_crc(batch)
-    plain = _inflate(batch) if attributes & _COMPRESSION_MASK else batch
+    plain = uncompressed(batch)
     if count * _RECORD_BYTES_MIN > len(plain) - HEADER_BYTES:
         raise MalformedBatch(f"{count} records cannot fit {len(plain) - HEADER_BYTES} bytes")
     if count < ALIKE_COUNT_MIN or not are_alike(plain, count):

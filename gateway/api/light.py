@@ -7,32 +7,38 @@ their partitions are (gateway/routing/light.py).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from heapq import nsmallest
+from itertools import groupby
 from typing import NamedTuple
 
 from gateway.api.read import out_of_range
-from gateway.api.turns import few_a_turn
+from gateway.api.turns import few_a_turn, in_turns
 from gateway.auth.access import Access, Permission, forbidden
 from gateway.codec.records import parse_light_name, render_record
 from gateway.groups.protocol import Groups, LightPlace
 from gateway.routing.base import Routes, TopicView
 from gateway.routing.light import LightPartitionReader
 from store.errors import StoreError
-from store.limits import MiB
-from store.record_batch import DecodedRecord, decode
+from store.record_batch import (
+    PIECE_RECORDS,
+    STEP_ITEMS,
+    DecodedRecord,
+    decode,
+    decode_some,
+    record_count,
+    record_starts,
+    uncompressed,
+)
 from store.turns import others_turn
-from store.types import Bounds, Entry, LightRecord, QueueKey
+from store.types import Bounds, Buffer, Entry, LightRecord
 
 PARTITIONS_A_TURN = 64
 """Partitions looked at between two turns of the event loop: some 20 us each."""
 
 LAGS_WAIT_S = 2.0
 """How long a page of lags waits for nodes that do not answer: they may stand still, and there may be one a row."""
-
-KEPT_ENTRY_BYTES_MAX = 1 * MiB
-"""Of an entry whose records are kept for the next reader."""
 
 
 class Found(NamedTuple):
@@ -164,32 +170,91 @@ class LightReader:
                 call_off()
 
 
+class _Opened(NamedTuple):
+    """An entry whose records can be looked up: all are decoded, where they are few; else it is known where they begin.
+    The headers of all may take a hundred times the bytes of the entry."""
+
+    batch: Buffer
+    records: Sequence[DecodedRecord] | None
+    starts: Sequence[int]
+
+    def at(self, indexes: Sequence[int]) -> Iterable[DecodedRecord]:
+        """The records at these indexes."""
+        if self.records is None:
+            return decode_some(self.batch, self.starts, indexes)
+        return [self.records[index] for index in indexes]
+
+
+def _open_in_steps(batch: Buffer) -> Generator[None, None, _Opened]:
+    if record_count(batch) <= PIECE_RECORDS:
+        return _Opened(batch, list(decode(batch)), ())
+    batch = uncompressed(batch)
+    starts: list[int] = []
+    left = STEP_ITEMS
+    for piece in record_starts(batch):
+        starts += piece
+        left -= len(piece)
+        if left <= 0:
+            left = STEP_ITEMS
+            yield
+    return _Opened(batch, None, starts)
+
+
 class Rendering:
-    """Records of light queues as all surfaces show them. Keeps the records of the entry that it met last: one entry is
-    in many queues, and their readers come one after the other."""
+    """Records of light queues as all surfaces show them. Keeps the entry open that it met last: one entry is in many
+    queues, and their readers come one after the other."""
 
     def __init__(self) -> None:
-        self._entry: tuple[QueueKey, int] | None = None
-        self._records: Sequence[DecodedRecord] = ()
+        self._entry: Entry | None = None
+        self._opened: _Opened | None = None  # of that entry
+        self._opening = asyncio.Lock()
 
-    def of(
-        self, topic: str, name: bytes, partition: int, records: Iterable[LightRecord], *, topic_id: int | None
-    ) -> Iterator[dict[str, object]]:
+    async def of(
+        self, topic: str, name: bytes, records: Iterable[tuple[int, LightRecord]], *, topic_id: int | None
+    ) -> list[dict[str, object]]:
         """Objects for orjson, as of `render_record`, with the queue and the offset there. `topic_id`: with message
         ids."""
+        shown: list[dict[str, object]] = []
         shown_name = name.decode()
-        for offset, entry, index in records:
-            item = render_record(topic, partition, self.record(entry, index), entry, None, topic_id=topic_id)
+        async for partition, (offset, entry, _), record in self.decoded(records):
+            item = render_record(topic, partition, record, entry, None, topic_id=topic_id)
             item["queue"] = shown_name
             item["queue_offset"] = offset
-            yield item
+            shown.append(item)
+        return shown
 
-    def record(self, entry: Entry, index: int) -> DecodedRecord:
-        """One record of an entry."""
-        if (entry.queue, entry.position) != self._entry:  # of two brokers, entries may be at the same position
-            self._records = list(decode(entry.batch))
-            self._entry = (entry.queue, entry.position) if entry.size <= KEPT_ENTRY_BYTES_MAX else None
-        return self._records[index]
+    async def decoded(
+        self, records: Iterable[tuple[int, LightRecord]]
+    ) -> AsyncIterator[tuple[int, LightRecord, DecodedRecord]]:
+        """Records, each with its partition before it and behind it what is in it. Others have their turn between
+        PIECE_RECORDS, and while a large entry is opened."""
+        left = PIECE_RECORDS
+        for _, of_entry in groupby(records, key=lambda one: (one[1].entry.queue, one[1].entry.position)):
+            run = list(of_entry)
+            opened = await self._open(run[0][1].entry)
+            for first in range(0, len(run), PIECE_RECORDS):
+                some = run[first : first + PIECE_RECORDS]
+                if len(some) > left:
+                    left = PIECE_RECORDS
+                    await others_turn()
+                left -= len(some)
+                found = opened.at([record.record_index for _, record in some])
+                for (partition, record), decoded in zip(some, found, strict=True):
+                    yield partition, record, decoded
+
+    async def _open(self, entry: Entry) -> _Opened:
+        if (opened := self._kept(entry)) is not None:
+            return opened
+        async with self._opening:  # who waits finds it open
+            if (opened := self._kept(entry)) is None:
+                opened = await in_turns(_open_in_steps(entry.batch), is_counted=True)
+                self._entry, self._opened = entry, opened
+            return opened
+
+    def _kept(self, entry: Entry) -> _Opened | None:
+        kept = self._entry  # of two brokers, entries may be at the same position
+        is_same = kept is not None and (kept.queue, kept.position) == (entry.queue, entry.position)
+        return self._opened if is_same else None
 
 
 async def commit_light(

@@ -6,9 +6,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Generator, Iterable
 from operator import length_hint
+from time import thread_time
 from typing import TypeVar
 
-from store.turns import others_turn
+from store.turns import others_turn, stretches
 
 T = TypeVar("T")
 Result = TypeVar("Result")
@@ -18,14 +19,24 @@ ACTS_PER_TURN = 8
 """Of what is tried on disk or leaves a line somewhere, also when it is refused."""
 
 
-async def in_turns(steps: Generator[None, None, Result]) -> Result:
-    """What a generator returns, with others' turns between its steps."""
+async def in_turns(steps: Generator[None, None, Result], *, is_counted: bool = False) -> Result:
+    """What a generator returns, with others' turns between its steps. `is_counted`: its first step counts in this turn,
+    and waits for another one where this is full."""
+    counting = stretches() if is_counted else None
+    if counting is not None and counting.is_full:
+        counting = None
+        await others_turn()
+    began_s = thread_time()
     while True:
         try:
             next(steps)
         except StopIteration as end:
             result: Result = end.value
             return result
+        finally:
+            if counting is not None:
+                counting.spent(thread_time() - began_s)
+                counting = None
         await others_turn()
 
 

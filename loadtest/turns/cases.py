@@ -15,7 +15,7 @@ import base64
 import gzip
 import struct
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
 from urllib.parse import urlsplit
@@ -49,6 +49,9 @@ TOPICS = 10
 
 CROWD = 9_900
 """Topics of one partition, beside the others: with these nearly as many as a server may have."""
+
+LIGHT = {"light-heads": (8_000, HEADER_COUNT_MAX - 1), "light-tiny": (RECORDS_MAX, 0)}
+"""Topics of light queues, and how many records they have, with so many headers each."""
 
 WIDEST = "widest"
 """A group that consumes PARTITIONS_MAX + RECORDS_MAX partitions."""
@@ -172,6 +175,9 @@ class Case:
     is_in_crowd: bool = False
     """Whether CROWD topics are there. They take half a minute to make, and are there for all later cases."""
 
+    is_light: bool = False
+    """Whether it is of light queues: it has a server with an index in RocksDB, and LIGHT topics alone."""
+
 
 BOMBS: dict[str, Callable[[int], bytes]] = {
     "brackets": lambda size: b"[" * size,
@@ -236,6 +242,7 @@ def cases(size: Size) -> Iterator[Case]:
     for name, what, request in requests(bytes(_tiny()), headed):
         yield Case(f"kafka {name}", what, partial(_as_kafka, request=request))
     yield from _crowd()
+    yield from _light()
     for row in deleting:  # last: nothing is there any more for the others
         yield _plain(row)
 
@@ -294,6 +301,30 @@ async def prepare_crowd(client: Client) -> None:
     for number in range(GROUPS):
         wanted = orjson.dumps({"topics": [f"crowd-{CROWD - 1}"]})
         await client.send("POST", f"/mq/v1/groups/crowd-{number}/messages:receive", wanted, kind="application/json")
+
+
+async def prepare_light(client: Client) -> None:
+    """LIGHT topics, each with one batch, all of whose records are in the light queue `a`."""
+    for topic, (record_count, header_count) in LIGHT.items():
+        shape = b'{"partitions":1,"mq_headers":true}'
+        await client.send("PUT", f"/mq/v1/topics/{topic}", shape, kind="application/json")
+        headers = [("mq-queues", b'["a"]'), *((f"h{number}", b"1") for number in range(header_count))]
+        sent = record_batch.encode([Record(b"k", b"1", 0, headers)] * record_count)
+        await client.send("POST", f"/topics/{topic}", bytes(record_batch.zstd_packed(sent, level=3)), kind=BATCH_TYPE)
+
+
+def _light() -> Iterator[Case]:
+    """Reads of light queues: of a few kilobytes there may be half a million headers."""
+    wanted = {"op": "subscribe", "id": 1, "sub": "s", "queue": "a", "from": "earliest", "credit": 10_000}
+    for topic in LIGHT:
+        path = f"/mq/v1/topics/{topic}/queues/a"
+        of_topic = [_request("read_queue", topic, "GET", f"{path}/records?limit=1000", Accept="application/json")]
+        of_topic.append(Case("follow_queue", topic, partial(_listened, path=f"{path}/sse?from=earliest")))
+        for form in ("json", "binary"):
+            frames = ['{"op":"hello","id":0,"binary":true}']
+            frames.append(orjson.dumps({**wanted, "topics": [topic], "format": form, "batch": 10_000}).decode())
+            of_topic.append(Case("socket subscribe", f"{topic} as {form}", _talker(frames)))
+        yield from (replace(case, is_light=True) for case in of_topic)
 
 
 def _crowd() -> Iterator[Case]:

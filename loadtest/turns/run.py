@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import aiohttp
 
-from loadtest.turns.cases import HELD_MS_MAX, Case, Client, Size, cases, prepare, prepare_crowd
+from loadtest.turns.cases import HELD_MS_MAX, Case, Client, Size, cases, prepare, prepare_crowd, prepare_light
 from loadtest.turns.registry import answering
 
 TRIES, LATE_MAX = 5, 1
@@ -67,23 +67,28 @@ def measure(
 async def _measure(
     data: Path, size: Size, wanted: Callable[[Case], bool], tell: Callable[[Turn], None], is_scaled: bool
 ) -> list[Turn]:
-    turns = []
-    async with (
-        answering() as registry,
-        _server(data, registry) as (url, kafka_port, longest),
-        aiohttp.ClientSession() as session,
-    ):
-        client = Client(url, kafka_port, session)
-        await prepare(client, size)
-        is_crowded = False
-        for case in cases(size):
-            if wanted(case):
+    turns: list[Turn] = []
+    for is_light in (False, True):
+        own = [case for case in cases(size) if case.is_light is is_light and wanted(case)]
+        if not own:
+            continue
+        place = data / ("rocksdb" if is_light else "file")
+        place.mkdir()
+        async with (
+            answering() as registry,
+            _server(place, registry, index=place.name) as (url, kafka_port, longest),
+            aiohttp.ClientSession() as session,
+        ):
+            client = Client(url, kafka_port, session)
+            await (prepare_light(client) if is_light else prepare(client, size))
+            is_crowded = False
+            for case in own:
                 if case.is_in_crowd and not is_crowded:
                     is_crowded = True
                     await prepare_crowd(client)
                 turns.append(turn := await _run(client, case, longest, is_scaled))
                 tell(turn)
-        await client.close()
+            await client.close()
     return sorted(turns, key=lambda turn: -turn.scaled_ms)
 
 
@@ -107,11 +112,12 @@ async def _run(client: Client, case: Case, longest: Ask, is_scaled: bool) -> Tur
 
 
 @asynccontextmanager
-async def _server(data: Path, registry: str) -> AsyncIterator[tuple[str, int, Ask]]:
-    """The URL of a running server, its port for Kafka clients, and what asks it for the longest turn."""
+async def _server(data: Path, registry: str, *, index: str) -> AsyncIterator[tuple[str, int, Ask]]:
+    """The URL of a running server with this kind of index, its port for Kafka clients, and what asks it for the longest
+    turn."""
     with (data / "server.log").open("wb") as errors:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "loadtest.turns.server", str(data / "data"), registry,
+            sys.executable, "-m", "loadtest.turns.server", str(data / "data"), registry, index,
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=errors,
         )  # fmt: skip
     assert process.stdin is not None

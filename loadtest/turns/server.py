@@ -1,4 +1,4 @@
-"""A server that says how long the turns of its event loop were: `python -m loadtest.turns.server DATA REGISTRY`.
+"""A server that says how long the turns of its event loop were: `python -m loadtest.turns.server DATA REGISTRY INDEX`.
 
 Its first line of output is its URL and its port for Kafka clients. To each line of input it answers with the longest
 turn since the one before, as JSON: milliseconds of CPU time, what it was at, and how slow the machine is now. It ends
@@ -27,8 +27,8 @@ BEAT_S = 0.002
 HELD_S = 0.005
 
 
-async def serve(data: Path, registry: str) -> None:
-    """Run until the input ends. `registry`: the URL of a schema registry."""
+async def serve(data: Path, registry: str, index: str) -> None:
+    """Run until the input ends. `registry`: the URL of a schema registry; `index`: where consume queues live."""
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
     longest = Held(0.0, 0.0, "")
@@ -54,6 +54,8 @@ async def serve(data: Path, registry: str) -> None:
             "kafka.port": kafka_port,
             "registry.url": registry,
             "store.commit_log_file_bytes": 256 * MiB,
+            "store.index": index,
+            "compression": "zstd" if index == "rocksdb" else "none",  # light queues have no raw batches
             "store.disk_floor_bytes": 0,
             "limits.fetch_records_max": 100_000,
         }
@@ -65,4 +67,4 @@ async def serve(data: Path, registry: str) -> None:
 
 
 if __name__ == "__main__":
-    uvloop.run(serve(Path(sys.argv[1]), sys.argv[2]))
+    uvloop.run(serve(Path(sys.argv[1]), sys.argv[2], sys.argv[3]))

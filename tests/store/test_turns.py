@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
-from store.turns import others_turn, stretches
+from store.turns import TURN_S, others_turn, stretches
 from tests.waiting import PATIENCE_S
 
 
@@ -44,3 +44,14 @@ async def test_who_gives_up_waiting_stops_nobody() -> None:
     async with asyncio.timeout(PATIENCE_S):
         await waiting[2]
         await others_turn()
+
+
+async def test_a_turn_is_full_beyond_its_time_and_the_next_one_is_not() -> None:
+    turn = stretches()
+    turn.spent(TURN_S / 2)
+    turn.spent(TURN_S / 2)
+    assert not turn.is_full
+    turn.spent(TURN_S / 1000)
+    assert turn.is_full
+    await asyncio.sleep(0)
+    assert not turn.is_full

@@ -34,7 +34,7 @@ from gateway.settings.limits import Limits
 from gateway.surfaces.http.answers import REQUEST_ID, RequestIds, error_answer
 from gateway.surfaces.http.context import GatewayStats
 from gateway.surfaces.http.heads import END, HeadMemo
-from gateway.surfaces.http.read_turns import LARGE_READ_BYTES, ReadTurns
+from gateway.surfaces.http.read_turns import LARGE_READ_BYTES, ReadTurns, let_read, stop_reading
 from gateway.surfaces.http.write_watchdog import WriteWatchdog
 from store.limits import KiB
 
@@ -250,6 +250,7 @@ class Connection(web.RequestHandler):
             self._remote = None if peer is None else str(peer[0] if isinstance(peer, tuple) else peer)
             self._limiter.opened(self)
             super().connection_made(transport)
+            self._limiter.read_turns.expects(self)
         else:
             self.force_close()  # what still comes in is dropped
             cast(asyncio.Transport, transport).write(_REFUSAL)
@@ -260,6 +261,7 @@ class Connection(web.RequestHandler):
         if self._address is not None:
             self._limiter.leave(self._address)
             self._limiter.closed(self)
+            self._limiter.read_turns.ended(self)
             self._address = None
         self._end_watch()
         if self._lost is not None and not self._lost.done():
@@ -346,10 +348,21 @@ class Connection(web.RequestHandler):
                 return
         self._take_in(data)
 
-    def rest(self) -> None:
+    def rest(self) -> bool:
         """See Reader."""
+        transport = self.transport
+        if self._is_resting or transport is None or transport.get_protocol() is not self:
+            return False  # over, or a link's between nodes by now
         self._is_resting = True
-        self._pause_transport_reading()
+        stop_reading(transport)
+        return True
+
+    @property
+    def may_send_much(self) -> bool:
+        """See Reader."""
+        is_answered = bool(self._next_keepalive_close_time)  # which has been set with the first answer
+        is_between = self._is_between_requests and self._coming is None
+        return not (self._upgraded or (is_answered and is_between))
 
     def _resume_transport_reading(self) -> None:
         """See aiohttp's: it reads on whenever what there was has been taken. Not while this rests."""
@@ -361,6 +374,7 @@ class Connection(web.RequestHandler):
         self._is_resting = False
         if self.transport is None:
             return  # the connection has ended
+        let_read(self.transport)
         if self._held and self._taken is None:
             self._release(is_late=True)
         if not self._reading_paused and not self._buffer_paused:
@@ -394,6 +408,7 @@ class Connection(web.RequestHandler):
                     len(data) < end and end - start <= fast_path.bytes_max(meaning) and self._count_received(len(data))
                 ):
                     self._coming = _Coming([data], end, self._loop.call_later(BODY_WAIT_S, self._give_up))
+                    self._expect(end - len(data))
                     return
         self._receive(data, may_take=found is None)
 
@@ -488,17 +503,25 @@ class Connection(web.RequestHandler):
             self._body_left_bytes = max(0, left - len(data))
             self._is_between_requests = left == len(data)
             return False
-        if not was_between or len(self._messages) != count + 1:
-            return False
-        message = self._messages[-1][0]
-        if not isinstance(message, RawRequestMessage) or message.chunked or message.upgrade:
-            return False
-        if not data.startswith(message.method.encode() + b" "):  # the parser passes over empty lines before a request
+        message = self._messages[-1][0] if was_between and len(self._messages) == count + 1 else None
+        if (
+            not isinstance(message, RawRequestMessage)
+            or message.chunked
+            or message.upgrade
+            or not data.startswith(message.method.encode() + b" ")  # it passes over empty lines before a request
+        ):
+            self._expect(None)
             return False
         left = data.find(END) + len(END) + _length_of(message) - len(data)
         self._body_left_bytes = max(0, left)
         self._is_between_requests = left == 0
+        self._expect(left)
         return left >= 0
+
+    def _expect(self, left_bytes: int | None) -> None:
+        """So many bytes of a request are yet to come; None: that is not known."""
+        if (left_bytes is None or left_bytes >= LARGE_READ_BYTES) and self.transport is not None:
+            self._limiter.read_turns.expects(self)
 
     def _take(self, fast_path: FastPath[Any], data: bytes | None, message: object, payload: StreamReader) -> bool:
         """Let the fast path have the request that was just parsed, if it can. `data`: what it began with, when that may

@@ -16,6 +16,7 @@ from gateway.api.cluster import Cluster
 from gateway.api.connections import Connections
 from gateway.api.figures import Figures, no_figures
 from gateway.api.lease import AllLeases
+from gateway.api.light import Rendering
 from gateway.api.producer import Producer
 from gateway.api.read import Consumer
 from gateway.api.schemas import Schemas
@@ -165,6 +166,9 @@ class Gateway:
     stats: GatewayStats
     texts: TextCache
     """Records that were rendered before, for their next readers."""
+
+    light_rendering: Rendering = field(default_factory=Rendering)
+    """Shows records of light queues."""
 
     draining: asyncio.Event
     """Set when the server is about to stop: say so to clients, and begin nothing long."""

@@ -9,7 +9,7 @@ S2  a client that takes no bytes for the write timeout is cut off (`connection.p
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import cast
 
 from aiohttp import hdrs, web
@@ -88,9 +88,20 @@ class StreamedAnswer:
         if transport is None or transport.is_closing():
             raise ConnectionResetError("the client is gone")
 
-    def when_gone(self, call: Callable[[], object]) -> None:
-        """Call something when the client is gone: who waits for what may be long in coming holds a place meanwhile."""
-        cast(Connection, self._request.protocol).lost().add_done_callback(lambda _: call())
+    @contextmanager
+    def when_gone(self, call: Callable[[], object]) -> Iterator[None]:
+        """Within the block, call something when the client is gone: who waits for what may be long in coming holds a
+        place meanwhile. A connection may outlive thousands of streams."""
+
+        def told(_: object) -> None:
+            call()
+
+        lost = cast(Connection, self._request.protocol).lost()
+        lost.add_done_callback(told)
+        try:
+            yield
+        finally:
+            lost.remove_done_callback(told)
 
     async def end(self) -> web.StreamResponse:
         """The whole body is sent."""

@@ -24,7 +24,7 @@ from gateway.settings.kafka import KafkaListener
 from gateway.surfaces.http.answer_memory import Allowance
 from gateway.surfaces.http.connection import ConnectionLimiter
 from gateway.surfaces.http.context import Gateway
-from gateway.surfaces.http.read_turns import ReadTurns
+from gateway.surfaces.http.read_turns import ReadTurns, let_read, stop_reading
 from gateway.surfaces.http.write_watchdog import WriteWatchdog
 from gateway.surfaces.kafka.apis import API_VERSIONS, APIS, PRODUCE, SASL_AUTHENTICATE, SASL_HANDSHAKE
 from gateway.surfaces.kafka.frames import Frames, Header, read_header, response_head
@@ -126,7 +126,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
         self._write_watchdog: WriteWatchdog | None = None  # while the client is behind
         self._is_reading = True
         self._is_resting = False
-        self._heard_s = self._began_s = monotonic()
+        self._opened_s = self._heard_s = self._began_s = monotonic()
         self._is_flushing = False  # in the next turn of the event loop
         self._is_closing = False
 
@@ -156,6 +156,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
         self._gateway.stats.kafka.connection_count += 1
         self._connections.add(self)
         self._limiter.opened(self)
+        self._read_turns.expects(self)
         reached = KafkaListener("", str(own[0]), int(own[1])) if own else KafkaListener("", "", 0)
         self._session = self._new_session(str(peer[0]) if peer else "", reached)
         self._session.on_access = self._access_changed
@@ -168,6 +169,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
         if self._address is not None:
             self._limiter.leave(self._address)
             self._limiter.closed(self)
+            self._read_turns.ended(self)
             self._gateway.stats.kafka.connection_count -= 1
             self._address = None
         if self._task is not None:
@@ -283,6 +285,8 @@ class KafkaConnection(asyncio.BufferedProtocol):
                 self._began_s = now_s  # of the next request, if some of it is here
             if not self._is_resting:
                 self._pump()
+        else:
+            self._read_turns.expects(self)
 
     def eof_received(self) -> None:
         """See asyncio.Protocol."""
@@ -319,14 +323,26 @@ class KafkaConnection(asyncio.BufferedProtocol):
             return
         self._read_or_wait()
 
-    def rest(self) -> None:
+    def rest(self) -> bool:
         """See Reader."""
+        if self._is_resting or self._transport is None:
+            return False
         self._is_resting = True
         self._read_or_wait()
+        stop_reading(self._transport)
+        return True
+
+    @property
+    def may_send_much(self) -> bool:
+        """See Reader."""
+        return self._heard_s == self._opened_s or not self._frames.is_between
 
     def read_on(self) -> None:
         """See Reader."""
         self._is_resting = False
+        if self._transport is None:
+            return  # the connection has ended
+        let_read(self._transport)
         if self._frames.has_one:
             self._pump()
         else:

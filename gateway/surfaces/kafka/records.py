@@ -9,7 +9,7 @@ from functools import partial
 from secrets import randbits
 from time import monotonic
 
-from gateway.api.producer import Begun, Receipt, TooLong
+from gateway.api.producer import COUNTED_BYTES, Begun, Receipt, TooLong
 from gateway.api.read import Tail
 from gateway.api.tasks import when_set
 from gateway.api.topics import delete_before
@@ -30,7 +30,7 @@ from gateway.surfaces.kafka.trail import record
 from store import record_batch
 from store.errors import StoreError, UnknownQueue
 from store.limits import MiB
-from store.turns import others_turn
+from store.turns import others_turn, stretches
 from store.types import Acks, Appended, Buffer, ReadStatus
 
 TURN_BYTES = 1 * MiB
@@ -87,12 +87,18 @@ class Producing:
 
     @property
     def takes_turns(self) -> bool:
-        """Whether to begin all appends takes more than a turn of the event loop. Of a request of some partitions."""
+        """Whether to begin all appends takes more than a turn of the event loop, or than is left of this one. Of a
+        request of some partitions."""
         size = 0
         for topic, partitions in self._request.topics:
             for one in partitions:
-                size += max(len(one.records or b""), _PARTITION_BYTES)
-                if size > TURN_BYTES or (_may_be_long(one) and not self._is_checked_at_once(topic, one)):
+                own = len(one.records or b"")
+                size += max(own, _PARTITION_BYTES)
+                if (
+                    (own >= COUNTED_BYTES and stretches().is_full)
+                    or size > TURN_BYTES
+                    or (_may_be_long(one) and not self._is_checked_at_once(topic, one))
+                ):
                     return True
             if self._is_opened(topic):
                 return True
@@ -133,7 +139,7 @@ class Producing:
         unseen_bytes = 0
         for size in self._steps():
             unseen_bytes += size
-            if unseen_bytes > TURN_BYTES:
+            if unseen_bytes > TURN_BYTES or stretches().is_full:
                 unseen_bytes = 0
                 await others_turn()
         if self._opened:

@@ -13,7 +13,7 @@ from functools import partial
 
 from aiohttp import web
 
-from gateway.api.light import PARTITIONS_A_TURN, Found, LightReader, Rendering, commit_light
+from gateway.api.light import PARTITIONS_A_TURN, Found, LightReader, commit_light
 from gateway.api.pages import decode_after, encode_after, read_cursor
 from gateway.api.pages import write_cursor as write_key
 from gateway.api.shapes import answers
@@ -34,7 +34,6 @@ from gateway.surfaces.http.light import check_group, cursor_offsets, light_offse
 from gateway.surfaces.http.reading import read_query
 from gateway.surfaces.http.rights import while_allowed
 from gateway.surfaces.native.lookup import partitions_of
-from store.turns import others_turn
 
 
 async def read_queue(gateway: Gateway, request: web.Request, _: bytes) -> web.StreamResponse:
@@ -82,7 +81,8 @@ async def read_queue(gateway: Gateway, request: web.Request, _: bytes) -> web.St
                             break
         finally:
             gateway.stats.long_poll_count -= 1
-    answer = {"records": await _rendered(view, name, found), "next_cursor": _cursor_of(view, offsets, found)}
+    shown = await gateway.light_rendering.of(view.name, name, found.records, topic_id=view.topic_id)
+    answer = {"records": shown, "next_cursor": _cursor_of(view, offsets, found)}
     return await packed(request, json_answer(request, answer))
 
 
@@ -189,15 +189,3 @@ def _cursor_of(view: TopicView, before: Mapping[int, int], found: Found) -> str:
     named = {partition: offset for partition, offset in sorted(offsets.items()) if offset} or {min(offsets): 0}
     epochs = {view.name: str(view.topic_id)}
     return write_cursor(((view.name, partition, offset) for partition, offset in named.items()), epochs)
-
-
-async def _rendered(view: TopicView, name: bytes, found: Found) -> list[dict[str, object]]:
-    shown: list[dict[str, object]] = []
-    position = -1
-    rendering = Rendering()
-    for partition, record in found.records:
-        if record.entry.position != position:  # the records of one entry follow each other
-            position = record.entry.position
-            await others_turn()
-        shown += rendering.of(view.name, name, partition, (record,), topic_id=view.topic_id)
-    return shown

@@ -11,7 +11,7 @@ import asyncio
 from aiohttp import hdrs, web
 
 from gateway.api.errors import error_of
-from gateway.api.light import LightReader, Rendering
+from gateway.api.light import LightReader
 from gateway.api.shapes.queries import FollowLightQuery
 from gateway.api.tasks import is_set_within, when_set
 from gateway.auth.access import Access, Permission
@@ -36,6 +36,7 @@ from gateway.surfaces.sse.topic_stream import (
     LineForm,
     check_cursor_size,
 )
+from store.turns import others_turn
 
 RECORDS_AT_ONCE = 100
 """Of one read."""
@@ -95,7 +96,6 @@ class LightStream:
         self._access = access
         self._answer = answer
         self._reader = LightReader(gateway.routes_table)
-        self._rendering = Rendering()
         self._changed = asyncio.Event()
         self._changed.set()
         self._ends = False  # the reader's rights have ended
@@ -112,11 +112,10 @@ class LightStream:
         loop = asyncio.get_running_loop()
         view, changed = self._view, self._changed.set
         unwatch = self._access.watch(self._end_rights)
-        self._answer.when_gone(self._changed.set)
         seconds = left_s(self._gateway, self._access)
         expiry = None if seconds is None else loop.call_later(seconds, self._end_rights)
         try:
-            with when_set(self._gateway.draining, changed):
+            with when_set(self._gateway.draining, changed), self._answer.when_gone(changed):
                 await self._answer.write(self._form.opening(self.cursor, {view.name: str(view.topic_id)}))
                 with self._reader.watching(view.name, self._name, list(self._offsets), changed):
                     await self._follow()
@@ -158,6 +157,7 @@ class LightStream:
         found = await self._reader.read(
             view.name, name, self._offsets, max_records=RECORDS_AT_ONCE, max_bytes=max_bytes
         )
+        shown = await self._gateway.light_rendering.of(view.name, name, found.records, topic_id=view.topic_id)
         self._access.check(
             Permission.RECEIVE, topic=f"{view.name}/{name.decode()}"
         )  # rules may have changed since the stream began
@@ -167,9 +167,7 @@ class LightStream:
             self._answer.allowance.release()
             return False
         events = []
-        for partition, record in found.records:
-            shown = self._rendering.of(view.name, name, partition, (record,), topic_id=view.topic_id)
-            [text] = split_lines(list(shown))
+        for (partition, record), text in zip(found.records, split_lines(shown), strict=True):
             self._offsets[partition] = record.offset + 1
             events.append(self._form.record(text, self.cursor.encode()))
         await self._answer.write(b"".join(events))
@@ -178,6 +176,8 @@ class LightStream:
         # What was read last comes last, so that a busy partition does not keep the others waiting.
         first = found.records[-1][0]
         self._offsets = {**{one: at for one, at in self._offsets.items() if one != first}, first: self._offsets[first]}
+        if len(events) == RECORDS_AT_ONCE:
+            await others_turn()  # the kernel may take all there is, and nothing else would wait
         return True
 
     def _end_rights(self) -> None:

@@ -248,11 +248,11 @@ class Stream:
     async def run(self) -> web.StreamResponse:
         """Stream to the end, or until the client is gone."""
         loop = asyncio.get_running_loop()
+        changed = self._changed.set
         unwatch = self._access.watch(self._end_rights)
-        self._answer.when_gone(self._changed.set)
         expiry = self._expiry(loop)
         try:
-            with when_set(self._gateway.draining, self._changed.set):
+            with when_set(self._gateway.draining, changed), self._answer.when_gone(changed):
                 await self._answer.write(self._form.opening(self.cursor, self._epochs))
                 await self._follow()
         except ConnectionError:

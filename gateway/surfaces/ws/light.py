@@ -35,13 +35,9 @@ from gateway.surfaces.ws.frame_cache import (
 )
 from gateway.surfaces.ws.reader import Reader
 from store.errors import StoreError
-from store.turns import others_turn
 from store.types import Bounds, LightRecord
 
 log = logging.getLogger(__name__)
-
-RENDERED_A_TURN = 250
-"""Records: some 20 ms, when all have as many headers as they may."""
 
 
 class LightSource:
@@ -92,32 +88,27 @@ class LightSource:
         if start > offset:
             ranges.append(gap(offset, start))
         if read.records:
-            messages: list[dict[str, object]] = []
-            payloads: list[bytes] | None = None if wanted.form is Form.JSON else []
-            for first in range(0, len(read.records), RENDERED_A_TURN):
-                if first:
-                    await others_turn()
-                some = read.records[first : first + RENDERED_A_TURN]
-                if payloads is None:
-                    messages += self._rendering.of(topic, self._name, partition, some, topic_id=None)
-                else:
-                    heads, bodies = self._in_binary(topic, partition, some)
-                    messages += heads
-                    payloads += bodies
+            messages: list[dict[str, object]]
+            payloads: list[bytes] | None = None
+            records = [(partition, record) for record in read.records]
+            if wanted.form is Form.JSON:
+                messages = await self._rendering.of(topic, self._name, records, topic_id=None)
+            else:
+                messages, payloads = await self._in_binary(topic, records)
             ends = [record.offset + 1 for record in read.records]
             for message, end in zip(messages, ends, strict=True):
                 message["cursor"] = f"{topic}:{partition}={end}"
             ranges += cut_in_ranges(start, ends[-1], ends, split_lines(messages), payloads, wanted.batch)
         return Portion(ranges, read.max_offset)
 
-    def _in_binary(
-        self, topic: str, partition: int, records: Iterable[LightRecord]
+    async def _in_binary(
+        self, topic: str, records: Iterable[tuple[int, LightRecord]]
     ) -> tuple[list[dict[str, object]], list[bytes]]:
         messages: list[dict[str, object]] = []
         payloads: list[bytes] = []
         shown_name = self._name.decode()
-        for offset, entry, index in records:
-            message, payload = binary_message(topic, partition, self._rendering.record(entry, index), entry)
+        async for partition, (offset, entry, _), record in self._rendering.decoded(records):
+            message, payload = binary_message(topic, partition, record, entry)
             messages.append({**message, "queue": shown_name, "queue_offset": offset})
             payloads.append(payload)
         return messages, payloads

@@ -17,7 +17,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gateway.api.light import LightReader, Rendering
+from gateway.api.light import LightReader
 from gateway.api.shapes.server import ShownSession
 from gateway.api.tasks import Tasks
 from gateway.auth.access import NOBODY, Access
@@ -68,7 +68,7 @@ class Sessions:
         routes = gateway.routes_table
         frame_cache = FrameCache(gateway.consumer, lambda name: routes.topic(name).topic_id)
         partitions = Partitions(frame_cache, gateway.consumer)
-        self._sources = Sources(partitions, LightReader(routes), Rendering(), gateway.stats)
+        self._sources = Sources(partitions, LightReader(routes), gateway.light_rendering, gateway.stats)
         self._held: dict[str, _Held] = {}
         self._waiting: dict[str, _Held] = {}  # the longest first
         self.heartbeats = Heartbeats(gateway.config.ws_ping_ms / 1000)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import socket
+import struct
 import time
 from contextlib import ExitStack
 from dataclasses import replace
@@ -13,6 +15,7 @@ import pytest
 from aiohttp import web
 
 from gateway.settings.limits import Limits
+from gateway.surfaces.http.accepting import UNSENT_BYTES
 from gateway.surfaces.http.connection import LINES_MAX, Connection, ConnectionLimiter, has_many_lines
 from gateway.surfaces.http.context import Gateway, GatewayStats
 from gateway.surfaces.http.read_turns import READ_PER_TURN, WOKEN_PER_TURN, ReadTurns
@@ -26,6 +29,9 @@ HEALTH = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 UPLOADS = 40
 PIECE_BYTES_MAX = 256 * KiB
 """What uvloop reads of a socket at once."""
+
+SIOCOUTQ = 0x5411
+"""Asks a socket how many bytes its peer has not acknowledged, sent or not; see tcp(7)."""
 
 ENDS_S = 12.0
 """More than the times set here, and the 5 s that aiohttp lingers; less than the defaults, 15 and 30 s."""
@@ -301,3 +307,33 @@ async def test_a_body_in_chunks_of_a_byte_is_whole(chunk: bytes) -> None:
     request = head + b"Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n" + chunk * 200_000 + whole + b"0\r\n\r\n"
     async with served(gateway) as port:
         assert (await talk(port, request, timeout_s=PATIENCE_S)).startswith(b"HTTP/1.1 200")
+
+
+async def test_the_kernel_takes_little_of_an_answer_before_its_client_does(gateway: Gateway) -> None:
+    made: list[socket.socket] = []
+    taken = asyncio.Event()
+
+    async def large(request: web.Request) -> web.Response:
+        assert request.transport is not None
+        made.append(request.transport.get_extra_info("socket"))
+        asyncio.get_running_loop().call_soon(taken.set)
+        return web.Response(body=bytes(8 * MiB))
+
+    application = web.Application()
+    application.router.add_get("/healthz", large)
+    async with serving(application, gateway) as port, asyncio.timeout(PATIENCE_S):
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 * KiB)
+            client.connect(("127.0.0.1", port))
+            client.send(HEALTH)
+            await taken.wait()
+            before, waiting = -1, 0
+            while before != waiting or not waiting:
+                await asyncio.sleep(0.1)
+                before, waiting = waiting, _unacknowledged(made[0])
+            assert waiting < 3 * UNSENT_BYTES, "what is unsent, a piece beyond it, and what the client has no room for"
+
+
+def _unacknowledged(one: socket.socket) -> int:
+    found: int = struct.unpack("i", fcntl.ioctl(one.fileno(), SIOCOUTQ, bytes(4)))[0]
+    return found

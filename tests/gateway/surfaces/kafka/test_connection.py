@@ -16,7 +16,7 @@ from gateway.settings.kafka import KafkaListener
 from gateway.settings.limits import Limits
 from gateway.surfaces.http.connection import ConnectionLimiter
 from gateway.surfaces.http.context import GatewayStats
-from gateway.surfaces.http.read_turns import READ_PER_TURN, WOKEN_PER_TURN, ReadTurns
+from gateway.surfaces.http.read_turns import HELD_FROM, READ_PER_TURN, WOKEN_PER_TURN, ReadTurns
 from gateway.surfaces.kafka.apis import PRODUCE
 from gateway.surfaces.kafka.connection import (
     AUTHENTICATION_TIMEOUT_S,
@@ -154,6 +154,26 @@ def test_what_a_turn_reads_is_bounded_over_all_connections() -> None:
     assert turn() == sorted(in_order[:-1]), "who is gone does not read on"
     assert turn() == sorted(in_order[:-1])
     assert node.next_turn == []
+
+
+def test_who_may_have_a_large_request_waiting_is_held_when_a_turn_has_read_too_much() -> None:
+    node = Node()
+    (silent, held), (served, _), (half, resting) = (node.connect() for _ in range(3))
+    served.data_received(_produce())
+    half.data_received(_produce(1_000)[:100])
+    large, _ = node.connect()
+    large.data_received(_produce(2 * HELD_FROM)[: HELD_FROM - 200])
+    assert (held.is_reading, resting.is_reading) == (True, True)
+    large.data_received(bytes(200))
+    assert (held.is_reading, resting.is_reading) == (False, False)
+    assert [one.may_send_much for one in (silent, half, served)] == [True, True, False]
+    silent.connection_lost(None)
+    while node.next_turn:
+        waiting, node.next_turn[:] = node.next_turn[:], []
+        for call in waiting:
+            call()
+    assert resting.is_reading
+    assert not held.is_reading, "it is gone"
 
 
 def test_a_large_request_is_read_to_where_it_stays() -> None:

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import pytest
 
+from gateway.api.producer import COUNTED_BYTES, TooLong
 from gateway.auth.access import NOBODY, OPEN, Access
 from gateway.settings.kafka import KafkaListener
 from gateway.surfaces.http.answer_memory import Allowance
@@ -19,7 +20,8 @@ from gateway.surfaces.kafka.produce import PartitionRecords, ProduceRequest
 from gateway.surfaces.kafka.records import Producing, fetch, init_producer_id
 from gateway.surfaces.kafka.session import Session
 from store import record_batch
-from store.record_batch import LONG_BYTES, STEP_ITEMS
+from store.record_batch import HEADER_BYTES, LONG_BYTES, STEP_ITEMS
+from store.turns import TURN_S, others_turn, stretches
 from store.types import Buffer
 from tests.clock import FakeClock
 from tests.gateway.fake_broker import fake_gateway
@@ -86,3 +88,27 @@ async def test_ids_of_producers_are_random_so_that_no_two_nodes_or_starts_give_t
     assert max(given) > 1 << 60  # else they are few: half of all are above
     refused = await init_producer_id(own, 4, {"transactional_id": "mine"})
     assert refused["error_code"] == errors.UNSUPPORTED_VERSION
+
+
+@pytest.mark.parametrize(("size", "is_counted"), [(COUNTED_BYTES - 1, False), (COUNTED_BYTES, True)])
+async def test_in_a_full_turn_a_batch_from_some_size_on_is_begun_in_another(size: int, is_counted: bool) -> None:
+    own = session()
+    await own.gateway.admin.create_topic("orders", 1)
+    some = record_batch.encode([record_batch.Record(None, bytes(size - 2 * HEADER_BYTES), 0)])
+    batch = record_batch.encode([record_batch.Record(None, bytes(2 * size - 2 * HEADER_BYTES - len(some)), 0)])
+    assert len(batch) == size
+    request = ProduceRequest(False, -1, [("orders", [PartitionRecords(0, memoryview(batch))])])
+    answers: list[Iterable[Buffer] | None] = []
+    producing = Producing(own, 9, request, answers.append)
+    checked = own.gateway.producer.checked_at_once
+    assert not producing.takes_turns
+    stretches().spent(2 * TURN_S)
+    assert producing.takes_turns is is_counted
+    if is_counted:
+        with pytest.raises(TooLong):
+            checked("orders", batch)
+    else:
+        assert checked("orders", batch)[0] == 1
+    await others_turn()
+    assert not producing.takes_turns
+    assert checked("orders", batch)[0] == 1

@@ -9,11 +9,12 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
+from unittest.mock import Mock
 
 import orjson
 import pytest
 from aiohttp import ClientResponse
-from aiohttp.test_utils import TestServer
+from aiohttp.test_utils import TestServer, make_mocked_request
 
 from gateway.auth.access import OPEN, Access, Permission
 from gateway.codec.cursors import write_cursor
@@ -21,6 +22,7 @@ from gateway.errors import RequestError
 from gateway.settings.limits import Limits
 from gateway.surfaces.http import streaming
 from gateway.surfaces.http.context import Gateway
+from gateway.surfaces.http.streaming import StreamedAnswer
 from gateway.surfaces.rest_v2 import fetch
 from gateway.surfaces.sse import topic_stream
 from gateway.surfaces.sse.topic_stream import CURSOR_BYTES_MAX, TOPICS_MAX, FollowedPartition
@@ -428,3 +430,18 @@ async def test_a_client_that_takes_nothing_is_cut_off_and_others_do_not_notice(
         assert (hasty.stats.slow_close_count, hasty.stats.answers.held_bytes) == (1, 0)
         assert reader is not None
         writer.close()
+
+
+async def test_a_client_that_goes_is_told_to_its_streams_and_to_none_that_has_ended(gateway: Gateway) -> None:
+    lost: asyncio.Future[None] = asyncio.Future()
+    protocol = Mock(ssl_context=None, peername=None, lost=lambda: lost)
+    answer = StreamedAnswer(gateway, make_mocked_request("GET", "/", protocol=protocol))
+    told: list[str] = []
+    with answer.when_gone(lambda: told.append("ended")):
+        pass
+    with answer.when_gone(lambda: told.append("open")):
+        lost.set_result(None)
+        await asyncio.sleep(0)
+    with answer.when_gone(lambda: told.append("late")):
+        await asyncio.sleep(0)
+    assert told == ["open", "late"]
