@@ -124,7 +124,7 @@ class PlainReceives(_PlainCall):
         if wanted.max_bytes > RECEIVE_BYTES_MAX:
             return None
         received = await leased(gateway, group, at_once, caller)
-        if wanted.wait_ms and not received.messages:
+        if wanted.wait_ms and not received.runs:
             return None
         text = await leased_as_json(gateway, group, received)
         await check_still(group, wanted, caller, gateway.groups, received)
