@@ -12,14 +12,18 @@ at the same distance from the one before, and one slice with a step takes a byte
 A run of records is alike when the bytes of all lengths are those of its first record, which was taken apart with care,
 timestamps take as many bytes in each, offsets count up, and none has attributes or headers. Such records decode, since
 the first one does. A run ends where offset or timestamp take another byte; a batch whose runs are short is found out
-after the first of them, and decoded record by record.
+after the first of them, and decoded record by record. Keys and values of a run lie where those of its first record do,
+so they can be taken without the codec (`columns_of`).
 
 Varints are zigzag: 0, -1, 1, -2 are 0, 1, 2, 3; seven bits a byte, the lowest first, the top bit on all but the last.
 """
 
 from __future__ import annotations
 
+import struct
 from functools import cache
+from itertools import chain
+from typing import NamedTuple
 
 from store.limits import BATCH_RECORDS_MAX, KEY_BYTES_MAX, RECORD_BYTES_MAX
 from store.types import Buffer
@@ -44,34 +48,92 @@ assert _OFFSET_BYTES[-1][1] >= BATCH_RECORDS_MAX
 def are_alike(batch: Buffer, count: int) -> bool:
     """Whether an uncompressed batch is `count` records, end to end, with offset deltas 0, 1, 2, ..., without headers,
     keys and values within the limits of single records (store/limits.py), in runs of one size. False: it may be so."""
-    data = bytes(batch) if isinstance(batch, memoryview) and len(batch) < VIEWED_BYTES * count else batch
+    return bool(_runs(_seen(batch, count), count))
+
+
+class Columns(NamedTuple):
+    """The records of a batch, all of one time: so long after that of the batch (ms)."""
+
+    keys: list[bytes | None]
+    values: list[bytes | None]
+    time_delta_ms: int
+
+
+def columns_of(batch: Buffer, count: int) -> Columns | None:
+    """Keys and values of a batch whose records are alike, as in `are_alike`, and of one time; None of any other."""
+    data = _seen(batch, count)
+    keys: list[bytes | None] = []
+    values: list[bytes | None] = []
+    runs = _runs(data, count)
+    for run_count, at, one in runs:
+        size, time_from, time_end, time_delta, key_from, key_bytes, value_from, value_bytes = one
+        end = at + run_count * size
+        if time_delta != runs[0][2].time_delta:
+            return None
+        for place in range(time_from, time_end):
+            if bytes(data[place:end:size]).count(data[place]) != run_count:
+                return None
+        key_end, value_end = key_from + max(0, key_bytes), value_from + max(0, value_bytes)
+        fields = struct.Struct(
+            f"={key_from - at}x{key_end - key_from}s{value_from - key_end}x{value_end - value_from}s"
+            f"{at + size - value_end}x"
+        )
+        parts = list(chain.from_iterable(fields.iter_unpack(memoryview(data)[at:end])))
+        keys += [None] * run_count if key_bytes < 0 else parts[::2]
+        values += [None] * run_count if value_bytes < 0 else parts[1::2]
+    return Columns(keys, values, runs[0][2].time_delta) if runs else None
+
+
+def _seen(batch: Buffer, count: int) -> Buffer:
+    return bytes(batch) if isinstance(batch, memoryview) and len(batch) < VIEWED_BYTES * count else batch
+
+
+class _Record(NamedTuple):
+    """The first record of a run: its size, where its fields lie in the data, and how long they are (-1: null)."""
+
+    size: int
+    time_from: int
+    time_end: int
+    time_delta: int
+    key_from: int
+    key_bytes: int
+    value_from: int
+    value_bytes: int
+
+
+def _runs(data: Buffer, count: int) -> list[tuple[int, int, _Record]]:
+    """The runs of a batch whose records are alike: of how many records, where they begin, and the first one. None of
+    any other batch."""
+    runs: list[tuple[int, int, _Record]] = []
     at, delta = _HEADER_BYTES, 0
     for _ in range(RUNS_MAX):
         try:
-            run_count, size = _run(data, at, delta, count)
+            run_count, first = _run(data, at, delta, count)
         except IndexError:  # the first record of the run ends behind the batch
-            return False
+            return []
         if run_count < min(RUN_COUNT_MIN, count - delta):
-            return False
+            return []
+        runs.append((run_count, at, first))
         delta += run_count
-        at += run_count * size
+        at += run_count * first.size
         if delta == count:
-            return at == len(data)
-    return False
+            return runs if at == len(data) else []
+    return []
 
 
-def _run(data: Buffer, at: int, delta: int, count: int) -> tuple[int, int]:
-    """How many records from the one at `at` on, whose offset delta is `delta`, are alike; and the size of each. No
-    record when it is not as it must be. Raises IndexError when the data end before."""
+def _run(data: Buffer, at: int, delta: int, count: int) -> tuple[int, _Record]:
+    """How many records from the one at `at` on, whose offset delta is `delta`, are alike; and that one. No record when
+    it is not as it must be. Raises IndexError when the data end before."""
     length, attributes_at = _varint(data, at)
     size = attributes_at + length - at
-    _, offset_at = _varint(data, attributes_at + 1)
+    time_delta, offset_at = _varint(data, attributes_at + 1)
     offset_bytes, deltas_end = next(bound for bound in _OFFSET_BYTES if delta < bound[1])
     key_at = offset_at + offset_bytes
     key_bytes, key_from = _varint(data, key_at)
     value_at = key_from + max(0, key_bytes)
     value_bytes, value_from = _varint(data, value_at)
     headers_at = value_from + max(0, value_bytes)
+    first = _Record(size, attributes_at + 1, offset_at, time_delta, key_from, key_bytes, value_from, value_bytes)
     if (
         headers_at + 1 != at + size
         or not -1 <= key_bytes <= KEY_BYTES_MAX
@@ -79,7 +141,7 @@ def _run(data: Buffer, at: int, delta: int, count: int) -> tuple[int, int]:
         or max(0, key_bytes) + value_bytes > RECORD_BYTES_MAX
         or data[offset_at - 1] & 0x80
     ):
-        return 0, size
+        return 0, first
     alike = min(count, deltas_end) - delta
     alike = min(alike, (len(data) - at) // size)
     for fixed in (*range(at, attributes_at), *range(key_at, key_from), *range(value_at, value_from)):
@@ -90,10 +152,10 @@ def _run(data: Buffer, at: int, delta: int, count: int) -> tuple[int, int]:
         alike -= len(flags.lstrip(b"\0" if index == offset_at - 1 else b"\1"))
     for index, expected in zip(range(offset_at, key_at), _offsets(offset_bytes), strict=True):
         if bytes(data[index : at + alike * size : size]) != expected[delta : delta + alike]:
-            return 0, size
+            return 0, first
     for zero in (attributes_at, headers_at):
         alike -= len(bytes(data[zero : at + alike * size : size]).lstrip(b"\0"))
-    return alike, size
+    return alike, first
 
 
 def _varint(data: Buffer, at: int) -> tuple[int, int]:

@@ -33,7 +33,7 @@ import zstandard
 from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 from crc32c import crc32c
 
-from store.alike import are_alike
+from store.alike import are_alike, columns_of
 from store.compression import NotUnpacked, TooLarge, unpack_lz4, unpack_snappy
 from store.errors import CorruptBatch, IllegalRecord, MalformedBatch, RecordTooLarge, StoreError
 from store.limits import (
@@ -267,6 +267,17 @@ def decode(batch: Buffer) -> Iterator[DecodedRecord]:
 def uncompressed(batch: Buffer) -> Buffer:
     """The batch with its records not compressed, itself if they are not. Raises as `decode`."""
     return _inflate(batch) if _compression(batch) else batch
+
+
+def alike_columns(batch: Buffer) -> tuple[list[bytes | None], list[bytes | None], int] | None:
+    """Keys and values of a batch that passed `check`, and the time of all of its records (epoch ms), where they are
+    alike (store/alike.py) and of one time: a third of the work of `decode`. None: of any other batch, or a small or
+    compressed one."""
+    _, _, _, _, _, attributes, _, base_timestamp_ms, _, _, _, _, count = _HEADER.unpack_from(batch)
+    if attributes or count < ALIKE_COUNT_MIN:
+        return None
+    columns = columns_of(batch, count)
+    return None if columns is None else (columns.keys, columns.values, base_timestamp_ms + columns.time_delta_ms)
 
 
 def decode_in_pieces(batch: Buffer) -> Iterator[list[DecodedRecord]]:

@@ -85,6 +85,8 @@ class TopicConfig:
         return replace(self, **changes)  # type: ignore[arg-type]
 
 
+NOTHING_CHOSEN = TopicConfig()
+
 Chosen = dict[str, int | str]
 """What was chosen for a topic, by name."""
 
@@ -274,7 +276,7 @@ class TopicTable:
             if json_keys is not None and json_keys is not existing.json_keys:
                 raise TopicExists(f"topic {name} exists with json_keys={existing.json_keys}; it cannot be changed")
             return existing
-        chosen = (config or TopicConfig()).chosen()
+        chosen = {} if config is None else config.chosen()
         return TopicCreated(self._next_id + before, name, partitions, now_ms, chosen, json_keys or KeyForm.RAW)
 
     def decide_configure(self, name: str, changes: Changes) -> TopicConfigured | Topic:
@@ -338,7 +340,7 @@ class TopicTable:
         """Change the table; the topic as it is afterwards (as it last was, when it is deleted)."""
         if isinstance(event, TopicCreated):
             self._next_id = max(self._next_id, event.topic_id + 1)
-            config = TopicConfig().changed(event.config)
+            config = NOTHING_CHOSEN.changed(event.config) if event.config else NOTHING_CHOSEN
             json_keys = KeyForm(event.json_keys)
             return self._put(Topic(event.topic_id, event.name, event.partitions, event.created_ms, config, json_keys))
         topic = self._by_id[event.topic_id]

@@ -13,6 +13,8 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import repeat
 from typing import NamedTuple
 
 from gateway.api.shapes.answers import Worker
@@ -20,14 +22,13 @@ from gateway.api.shapes.commands import Nack, Reject
 from gateway.api.shapes.groups import AckReceipts, ExtendBody, NackBody, RejectBody
 from gateway.api.workers import POLLED_GROUPS_MAX, Pollers
 from gateway.groups.machines.copies import place_name
-from gateway.groups.protocol import LEASE_OVER, Delivered, Groups, Settled
+from gateway.groups.protocol import LEASE_OVER, Accepted, Groups, Run, Settled
 from store.clock import Clock
 
 REASON_DEFAULT = "rejected"
 """Of a dead letter whose consumer gave no reason."""
 
 _NEVER_MS = 2**63 - 1
-_new = tuple.__new__  # a NamedTuple's own constructor takes twice as long
 
 
 class Lease(NamedTuple):
@@ -41,6 +42,9 @@ class Lease(NamedTuple):
     receipt: str
     frame: int
     byte_count: int
+
+
+_lease = partial(tuple.__new__, Lease)  # a NamedTuple's own constructor takes twice as long
 
 
 class Leases:
@@ -59,18 +63,24 @@ class Leases:
     def __len__(self) -> int:
         return len(self._leases)
 
-    def took(self, messages: Sequence[Delivered], sizes: Sequence[int] = (), frame: int = 0) -> None:
-        """These go out, in this frame; `sizes` in bytes, where they count."""
-        for message, size in zip(messages, sizes or [0] * len(messages), strict=True):
-            receipt, until_ms, place, offset = message.receipt, message.until_ms, message.topic, message.offset
-            if message.queue_offset is not None:
-                place, offset = place_name(place, message.queue), message.queue_offset
-            self._leases[receipt] = _new(Lease, (place, message.partition, offset, until_ms, receipt, frame, size))
-            if until_ms < self.next_end_ms:
-                self.next_end_ms = until_ms
+    def took(self, runs: Sequence[Run], sizes: Iterable[int] | None = None, frame: int = 0) -> None:
+        """These go out, in this frame; `sizes`: the bytes of each record, where they count."""
+        rest = repeat(0) if sizes is None else iter(sizes)
+        for run in runs:
+            place, first, receipts = run.topic, run.offset, run.receipts
+            if run.queue_offset is not None:
+                place, first = place_name(place, run.queue), run.queue_offset
+            rows = zip(
+                repeat(place), repeat(run.partition), range(first, first + len(receipts)), repeat(run.until_ms),
+                receipts, repeat(frame), rest, strict=False,
+            )  # fmt: skip
+            self._leases.update(zip(receipts, map(_lease, rows), strict=True))
+            self.next_end_ms = min(self.next_end_ms, run.until_ms)
 
-    def settled(self, results: Iterable[Settled]) -> list[Settled]:
+    def settled(self, results: Sequence[Settled]) -> Sequence[Settled]:
         """Receipts were settled, or found over. Returns those of them that are not here."""
+        if isinstance(results, Accepted) and not self._first_of:
+            return self._accepted(results.receipts)
         others: list[Settled] = []
         done: list[Lease] = []
         first_of = self._first_of
@@ -85,9 +95,18 @@ class Leases:
             self._on_done(done)
         return others
 
+    def _accepted(self, receipts: Sequence[str]) -> Sequence[Settled]:
+        """All of these were settled, and no lease was extended."""
+        found = [(receipt, self._leases.pop(receipt, None)) for receipt in receipts]
+        if done := [lease for _, lease in found if lease is not None]:
+            self._on_done(done)
+        if len(done) == len(found):
+            return ()
+        return Accepted([receipt for receipt, lease in found if lease is None])
+
     def extended(self, results: Iterable[Settled], until_ms: int) -> list[Settled]:
         """Leases go on until then, or were found over. Returns those of them that are not here."""
-        others = []
+        others: list[Settled] = []
         for result in results:
             if not result.ok or result.new_receipt is None:
                 others += self.settled([result])
@@ -204,7 +223,7 @@ class AllLeases:
     def settled_up_to(self, group: str, topic: str, partition: int, offset: int) -> None:
         """All of a partition up to and including this offset were settled."""
         for leases in self._by_group.get(group, ()):
-            leases.settled([Settled(receipt, True) for receipt in leases.up_to(topic, partition, offset)])
+            leases.settled(Accepted(leases.up_to(topic, partition, offset)))
 
 
 async def settle(

@@ -8,13 +8,20 @@ be a third of their time; tests hold them against what is made here.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 
 import orjson
 
 from gateway.api.producer import BatchReceipt, Receipt
 from gateway.codec.message_ids import MessageId
-from gateway.codec.records import render_parts
-from gateway.groups.protocol import Delivered, Settled
+from gateway.codec.records import are_shown_plainly, render_parts
+from gateway.codec.texts import as_json_strings, filled
+from gateway.groups.protocol import Accepted, Delivered, Run, Settled
+
+_HEADERS_OF = attrgetter("headers")
+_KEY_OF = attrgetter("key")
+_VALUE_OF = attrgetter("value")
+_TIMESTAMP_OF = attrgetter("timestamp")
 
 
 def receipt_as_json(receipt: Receipt, topic_id: int | None = None) -> dict[str, object]:
@@ -74,59 +81,59 @@ def queue_as_json(message: Delivered) -> dict[str, object]:
     return {} if message.queue is None else {"queue": message.queue, "queue_offset": message.queue_offset}
 
 
-def written_in_runs(
-    messages: Sequence[Delivered],
-    form_of: Callable[[Delivered], bytes | None],
-    fill: Callable[[bytes, Delivered], bytes],
-    write: Callable[[Delivered], bytes],
-) -> list[bytes]:
-    """Each as JSON text. What plain records have in common is written once (`form_of`) and filled in for each (`fill`):
-    to make an object of each would be a third of what handing records out costs. Plain is what is known to be JSON and
-    has neither headers nor a raw key, and is of no light queue; all else, and all where there is no form, goes through
-    `write`."""
-    written: list[bytes] = []
-    common: object = None
-    form: bytes | None = None
-    for message in messages:
-        is_plain = message.json_value and not message.headers and message.queue is None
-        if not is_plain or (message.raw_key and message.key is not None):
-            written.append(write(message))
-            continue
-        own = message.topic, message.partition, message.store_time_ms, message.attempt, message.until_ms
-        if own != common:
-            common, form = own, form_of(message)
-        written.append(write(message) if form is None else fill(form, message))
-    return written
+Template = tuple[bytes, Sequence[str]]
+"""The text of a record of a run, with `%d` and `%b` for what differs from record to record, and what that is, in order:
+`offset`, `key`, `value`, `timestamp`, `receipt`."""
 
 
-def delivered_as_list(messages: Sequence[Delivered], topic_id_of: Callable[[str], int | None]) -> list[bytes]:
-    """Each as `delivered_as_json` has it, as JSON text."""
+def filled_in(template: Template, run: Run, separator: bytes) -> bytes | None:
+    """The texts of a run's records as one, with what is between two of them; None where a look at each of them is
+    needed. What plain records have in common is written once: to make an object of each would be a third of what
+    handing records out costs. Plain are those of which key and value are known to be JSON, or are so at one look at all
+    of them, without headers, and of no light queue."""
+    records = run.records
+    if run.queue is not None or any(map(_HEADERS_OF, records)):
+        return None
+    keys, values = list(map(_KEY_OF, records)), list(map(_VALUE_OF, records))
+    if not are_shown_plainly(keys, values, json_values=run.json_values, raw_keys=run.raw_keys):
+        return None
+    shown_keys, quote = as_json_strings(keys) if run.raw_keys else (keys, b"")
+    columns: dict[str, Sequence[object]] = {
+        "offset": range(run.offset, run.offset + len(records)),
+        "key": [b"null" if key is None else b"%b%b%b" % (quote, key, quote) for key in shown_keys],
+        "value": [b"null" if value is None else value for value in values],
+        "timestamp": list(map(_TIMESTAMP_OF, records)),
+        "receipt": "\n".join(run.receipts).encode().split(b"\n"),
+    }
+    text, names = template
+    return filled(text, [columns[name] for name in names], separator)
 
-    def form_of(one: Delivered) -> bytes | None:
-        if (topic_id := topic_id_of(one.topic)) is None:
-            return None
-        topic = one.topic.replace("%", "%%")  # a name needs no escapes in JSON
-        return (
-            f'{{"topic":"{topic}","partition":{one.partition},"offset":%d,"message_id":"{topic_id}-{one.partition}-%d",'
-            f'"key":%b,"value":%b,"timestamp":%d,"store_timestamp":{one.store_time_ms},'
-            f'"delivery_attempt":{one.attempt},"receipt":"%b","visible_until":{one.until_ms}}}'
-        ).encode()
 
-    def fill(form: bytes, one: Delivered) -> bytes:
-        key, value, offset = one.key, one.value, one.offset
-        key, value = b"null" if key is None else key, b"null" if value is None else value
-        return form % (offset, offset, key, value, one.timestamp_ms, one.receipt.encode())
+def delivered_as_list(runs: Sequence[Run], topic_id_of: Callable[[str], int | None]) -> bytes:
+    """Each record as `delivered_as_json` has it, as JSON texts with commas between them."""
+    texts: list[bytes] = []
+    for run in runs:
+        topic_id = topic_id_of(run.topic)
+        text = None if topic_id is None else filled_in(_template_of(run, topic_id), run, b",")
+        texts += [orjson.dumps(delivered_as_json(one, topic_id)) for one in run.messages()] if text is None else [text]
+    return b",".join(texts)
 
-    return written_in_runs(
-        messages, form_of, fill, lambda one: orjson.dumps(delivered_as_json(one, topic_id_of(one.topic)))
+
+def _template_of(run: Run, topic_id: int) -> Template:
+    topic = run.topic.replace("%", "%%")  # a name needs no escapes in JSON
+    text = (
+        f'{{"topic":"{topic}","partition":{run.partition},"offset":%d,"message_id":"{topic_id}-{run.partition}-%d",'
+        f'"key":%b,"value":%b,"timestamp":%d,"store_timestamp":{run.store_time_ms},'
+        f'"delivery_attempt":{run.attempt},"receipt":"%b","visible_until":{run.until_ms}}}'
     )
+    return text.encode(), ("offset", "offset", "key", "value", "timestamp", "receipt")
 
 
 def settled_as_list(results: Sequence[Settled]) -> bytes:
     """What became of receipts, as JSON text. Those that were accepted are of our making and need no escapes."""
-    if not all(result.ok and result.new_receipt is None for result in results):
+    if not isinstance(results, Accepted):
         return orjson.dumps([settled_as_json(result) for result in results])
-    receipts = '","ok":true},{"receipt":"'.join([result.receipt for result in results])
+    receipts = '","ok":true},{"receipt":"'.join(results.receipts)
     return f'[{{"receipt":"{receipts}","ok":true}}]'.encode() if receipts else b"[]"
 
 

@@ -6,11 +6,11 @@ kept here, all of one answer with one `dict.fromkeys`, until they are settled or
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from gateway.api.shapes.answers import Worker
-from gateway.groups.protocol import LEASE_OVER, Delivered, Settled
+from gateway.groups.protocol import LEASE_OVER, Accepted, Settled
 
 SHOWN_MS = 300_000
 """How long a consumer without leases is shown after its last request."""
@@ -47,16 +47,18 @@ class Pollers:
         if len(self._heard_ms) > POLLERS_MAX:
             del self._heard_ms[next(iter(self._heard_ms))]
 
-    def took(self, consumer: str, messages: Iterable[Delivered], until_ms: int, now_ms: int) -> None:
+    def took(self, consumer: str, receipts: Iterable[str], until_ms: int, now_ms: int) -> None:
         """It was given these, until then."""
         self.heard(consumer, now_ms)
-        self._leases |= dict.fromkeys([message.receipt for message in messages], _Lease(consumer, until_ms))
+        self._leases |= dict.fromkeys(receipts, _Lease(consumer, until_ms))
         if len(self._leases) > self._sweep_count:
             self._sweep(now_ms)
 
-    def settled(self, results: Iterable[Settled]) -> list[Settled]:
+    def settled(self, results: Sequence[Settled]) -> Sequence[Settled]:
         """Receipts were settled, or found over. Returns those that are not here."""
         take = self._leases.pop
+        if isinstance(results, Accepted):
+            return Accepted([receipt for receipt in results.receipts if take(receipt, None) is None])
         return [
             result
             for result in results

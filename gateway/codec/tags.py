@@ -62,6 +62,14 @@ def tag_hash(tag: str) -> int:
     return int.from_bytes(blake2b(tag.encode(), digest_size=8).digest(), "big", signed=True) or 1
 
 
+def text_of(headers: record_batch.Headers, wanted: str) -> str | None:
+    """A header's value as text; None when there is none."""
+    for name, value in headers:
+        if name == wanted and value is not None:
+            return value.decode("utf-8", "replace")
+    return None
+
+
 def batch_tag_hashes(batch: Buffer) -> Sequence[int]:
     """The tag hashes of a raw batch that passed `record_batch.check`; empty when no record has a tag."""
     if not batch[_ATTRIBUTES_AT] & _COMPRESSED and _TAG_HEADER_BYTES not in bytes(batch):

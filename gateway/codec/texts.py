@@ -25,7 +25,7 @@ from gateway.codec.filters import TagFilter
 from gateway.codec.message_ids import message_id_prefix
 from gateway.codec.records import Format, are_shown_plainly, render_records_in_steps
 from store import record_batch
-from store.types import Entry, QueueKey
+from store.types import Buffer, Entry, QueueKey
 
 _HEADERS_OF = attrgetter("headers")
 _KEY_OF = attrgetter("key")
@@ -138,6 +138,15 @@ def render_texts_in_steps(
     return texts
 
 
+def lines_with_cursors(topic: str, partition: int, entry: Entry, start: int, stop: int) -> list[bytes] | None:
+    """The records of an entry from one offset to before another, each as `render_records_in_steps` has it, and behind
+    it its `cursor`: where one who has read it goes on. None where a look at each is needed, or would cost no more."""
+    if entry.record_count < KEPT_RECORDS_MIN:
+        return None
+    texts = _made_texts(topic, partition, entry, start, stop, b"\n", None, has_cursors=True)
+    return None if texts is None else texts.data.split(b"\n") if texts.record_count else []
+
+
 def single_texts_in_steps(objects: Sequence[Mapping[str, object]]) -> Generator[None, None, list[Texts]]:
     """Rendered records as a text each."""
     texts: list[Texts] = []
@@ -174,45 +183,49 @@ def _plain_texts(
 
 
 def _made_texts(
-    topic: str, partition: int, entry: Entry, start: int, stop: int, separator: bytes, topic_id: int | None
+    topic: str,
+    partition: int,
+    entry: Entry,
+    start: int,
+    stop: int,
+    separator: bytes,
+    topic_id: int | None,
+    *,
+    has_cursors: bool = False,
 ) -> Texts | None:
     """As `_plain_texts`. One template for all records, and a column of it for each field that differs: a third of the
     time of a template for each."""
     base = entry.base_offset  # offsets of a batch are dense: what is behind `stop` need not be decoded
-    first = max(start - base, 0)
-    decoded = islice(record_batch.decode(entry.batch), max(stop - base, 0))
-    records: list[record_batch.DecodedRecord] = []
-    while some := list(islice(decoded, _LOOKED_AT)):
-        if any(map(_HEADERS_OF, some)):
-            return None
-        records += some
-    del records[:first]
-    count = len(records)
-    if not count:
+    first, end = max(start - base, 0), max(min(stop - base, entry.record_count), 0)
+    count = end - first
+    if count <= 0:
         return Texts(b"", 0)
-    keys: Sequence[bytes | None] = list(map(_KEY_OF, records))
-    values: Sequence[bytes | None] = list(map(_VALUE_OF, records))
+    columns = _columns(entry.batch, first, end) if 2 * count >= entry.record_count else None
+    if columns is None and (columns := _decoded_columns(entry.batch, first, end)) is None:
+        return None
+    keys, values, times_ms = columns
     if not are_shown_plainly(keys, values, json_values=entry.json_values, raw_keys=entry.raw_keys):
         return None
     quote = b""
     if entry.raw_keys:
-        keys, quote = _as_json_strings(keys)
+        keys, quote = as_json_strings(keys)
     offsets = range(base + first, base + first + count)
-    times_ms: Sequence[int] = list(map(_TIMESTAMP_OF, records))
+    shown_topic = orjson.dumps(topic).replace(b"%", b"%%")
     is_same_time = times_ms[0] == times_ms[-1] and times_ms.count(times_ms[0]) == count
 
     def rendered(keys: Sequence[bytes | None], values: Sequence[bytes | None], quote: bytes) -> bytes:
         """Raises TypeError for a null."""
         is_keyless = not any(keys) and keys.count(None) == count
         head = b'{"topic":%b,"key":%b,"value":%%b,"partition":%d,"offset":%%d,'
-        form = (head + b'"timestamp":%b,"store_timestamp":%d%b}') % (
-            orjson.dumps(topic).replace(b"%", b"%%"),
+        form = (head + b'"timestamp":%b,"store_timestamp":%d%b%b}') % (
+            shown_topic,
             b"null" if is_keyless else b"%b%%b%b" % (quote, quote),
             partition,
             b"%d" % times_ms[0] if is_same_time else b"%d",
             entry.store_time_ms,
             b"" if topic_id is None
             else b',"message_id":"%b%%d"' % message_id_prefix(topic_id, partition).encode(),
+            b',"cursor":%b:%d=%%d"' % (shown_topic[:-1], partition) if has_cursors else b"",
         )  # fmt: skip
         columns: list[Sequence[object]] = [] if is_keyless else [keys]
         columns += [values, offsets]
@@ -220,11 +233,9 @@ def _made_texts(
             columns.append(times_ms)
         if topic_id is not None:
             columns.append(offsets)
-        width = len(columns)
-        rows: list[object] = [None] * (width * count)
-        for column_index, column in enumerate(columns):
-            rows[column_index::width] = column
-        return separator.join([form] * count) % tuple(rows)
+        if has_cursors:
+            columns.append(range(offsets.start + 1, offsets.stop + 1))
+        return filled(form, columns, separator)
 
     try:
         return Texts(rendered(keys, values, quote), count)
@@ -234,7 +245,42 @@ def _made_texts(
         return Texts(rendered(shown_keys, shown_values, b""), count)
 
 
-def _as_json_strings(keys: Sequence[bytes | None]) -> tuple[Sequence[bytes | None], bytes]:
+_Columns = tuple[Sequence[bytes | None], Sequence[bytes | None], Sequence[int]]
+"""Keys, values and times of records."""
+
+
+def _columns(batch: Buffer, first: int, end: int) -> _Columns | None:
+    """Those of the records of these indexes, where they can be taken without the codec."""
+    found = record_batch.alike_columns(batch)
+    if found is None:
+        return None
+    keys, values, time_ms = found
+    return keys[first:end], values[first:end], [time_ms] * (end - first)
+
+
+def _decoded_columns(batch: Buffer, first: int, end: int) -> _Columns | None:
+    """The same of any batch; None when a record up to the last of them has headers."""
+    decoded = islice(record_batch.decode(batch), end)
+    records: list[record_batch.DecodedRecord] = []
+    while some := list(islice(decoded, _LOOKED_AT)):
+        if any(map(_HEADERS_OF, some)):
+            return None
+        records += some
+    del records[:first]
+    return list(map(_KEY_OF, records)), list(map(_VALUE_OF, records)), list(map(_TIMESTAMP_OF, records))
+
+
+def filled(form: bytes, columns: Sequence[Sequence[object]], separator: bytes) -> bytes:
+    """A template filled with each row of columns, which are of one length, and what is between two of them. Raises
+    TypeError for a null where it has `%b`."""
+    count, width = len(columns[0]), len(columns)
+    rows: list[object] = [None] * (width * count)
+    for index, column in enumerate(columns):
+        rows[index::width] = column
+    return separator.join([form] * count) % tuple(rows)
+
+
+def as_json_strings(keys: Sequence[bytes | None]) -> tuple[Sequence[bytes | None], bytes]:
     """Keys that are UTF-8 as JSON strings, and what is still to be put around each; None stays None."""
     present = b"".join(filter(None, keys))
     if present.translate(None, _USUAL) and _ESCAPED.search(present) is not None:

@@ -11,10 +11,12 @@ What is durable on return is said at each method. Nothing here does I/O.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from itertools import chain
+from typing import Literal, NamedTuple, Protocol, overload
 
+from gateway.codec.tags import MESSAGE_GROUP_HEADER, TAG_HEADER, text_of
 from gateway.groups.machines.config import GroupConfig
 from gateway.groups.machines.membership import Join, Member, PlanState, Share
 from gateway.groups.machines.progress import Start, StartTime
@@ -35,6 +37,9 @@ REDRIVE_MAX = 10_000
 
 SETTLE_LETTERS_MAX = 1_000
 """Dead letters that are settled by their offsets in one go."""
+
+
+_new = tuple.__new__  # a NamedTuple's own constructor takes twice as long
 
 
 class TopicPartition(NamedTuple):
@@ -235,12 +240,100 @@ class Delivered(NamedTuple):
     queue_offset: int | None = None
 
 
+class RecordShown(Protocol):
+    """A record as a consumer is to see it."""
+
+    @property
+    def key(self) -> bytes | None:
+        """None: without one."""
+        ...
+
+    @property
+    def value(self) -> bytes | None:
+        """None: a tombstone."""
+        ...
+
+    @property
+    def headers(self) -> Headers:
+        """Those that are shown."""
+        ...
+
+    @property
+    def timestamp(self) -> int:
+        """Event time, epoch ms."""
+        ...
+
+
+class Run(NamedTuple):
+    """Records in a consumer's hands that lie one behind the other and were leased together, the first one at `offset`.
+    Fields are as those of `Delivered`, and `receipts` has one a record. What was retried, or comes from a light queue,
+    is a run of its own."""
+
+    topic: str
+    partition: int
+    offset: int
+    records: Sequence[RecordShown]
+    store_time_ms: int
+    json_values: bool
+    raw_keys: bool
+    attempt: int
+    receipts: Sequence[str]
+    until_ms: int
+    queue: str | None = None
+    queue_offset: int | None = None
+
+    def part(self, first: int, end: int) -> Run:
+        """Its records of these indexes."""
+        return self._replace(
+            offset=self.offset + first, records=self.records[first:end], receipts=self.receipts[first:end]
+        )
+
+    def messages(self) -> list[Delivered]:
+        """Each by itself."""
+        topic, partition, first, records, store_time_ms, json_values, raw_keys, attempt, receipts, until_ms = self[:10]
+        queue = self[10:]
+        return [
+            _new(
+                Delivered,
+                (
+                    topic, partition, offset, record.key, record.value, headers := record.headers, record.timestamp,
+                    store_time_ms, json_values, raw_keys, text_of(headers, TAG_HEADER) if headers else None,
+                    text_of(headers, MESSAGE_GROUP_HEADER) if headers else None, attempt, receipt, until_ms, *queue,
+                ),
+            )
+            for offset, (record, receipt) in enumerate(zip(records, receipts, strict=True), first)
+        ]  # fmt: skip
+
+
+def cut(runs: Sequence[Run], first: int, end: int) -> Sequence[Run]:
+    """Of the records of runs those of these indexes."""
+    at = 0
+    found: list[Run] = []
+    for run in runs:
+        size = len(run.receipts)
+        low, high = max(first - at, 0), min(end - at, size)
+        if low < high:
+            found.append(run if high - low == size else run.part(low, high))
+        at += size
+    return found
+
+
+def receipts_of(runs: Sequence[Run]) -> Sequence[str]:
+    """Those of all records, in order."""
+    return runs[0].receipts if len(runs) == 1 else list(chain.from_iterable([run.receipts for run in runs]))
+
+
 @dataclass(frozen=True, slots=True)
 class Received:
     """The answer to a receive. `backlog`: records of these topics the group has not been handed yet."""
 
-    messages: tuple[Delivered, ...]
+    runs: tuple[Run, ...]
     backlog: int
+
+    @property
+    def messages(self) -> tuple[Delivered, ...]:
+        """Each record by itself: for few of them, or who needs an object for each."""
+        return tuple(chain.from_iterable(run.messages() for run in self.runs))
 
 
 RECEIPT_ILLEGAL = 40050
@@ -256,6 +349,30 @@ class Settled(NamedTuple):
     error_code: int | None = None
     error: str | None = None
     new_receipt: str | None = None
+
+
+class Accepted(Sequence[Settled]):
+    """What became of receipts that were all accepted, without an object for each until somebody looks at it."""
+
+    __slots__ = ("receipts",)
+
+    def __init__(self, receipts: Sequence[str]) -> None:
+        self.receipts = receipts
+
+    def __len__(self) -> int:
+        return len(self.receipts)
+
+    @overload
+    def __getitem__(self, index: int) -> Settled: ...
+    @overload
+    def __getitem__(self, index: slice) -> Accepted: ...
+    def __getitem__(self, index: int | slice) -> Settled | Accepted:
+        if isinstance(index, slice):
+            return Accepted(self.receipts[index])
+        return Settled(self.receipts[index], True)
+
+    def __iter__(self) -> Iterator[Settled]:
+        return (Settled(receipt, True) for receipt in self.receipts)
 
 
 class LightPlace(NamedTuple):
@@ -493,7 +610,7 @@ class Groups(Protocol):
         Raises IllegalRequest, GroupFull (in-flight limits), UnknownQueue."""
         ...
 
-    async def ack(self, group: str, receipts: Sequence[str]) -> list[Settled]:
+    async def ack(self, group: str, receipts: Sequence[str]) -> Sequence[Settled]:
         """Done with these; durable on return. Acking twice is fine."""
         ...
 
@@ -503,7 +620,7 @@ class Groups(Protocol):
 
     async def nack(
         self, group: str, receipts: Sequence[str], *, delay_ms: int | None = None, reason: str = ""
-    ) -> list[Settled]:
+    ) -> Sequence[Settled]:
         """Not done: to be delivered again after `delay_ms`, or after the group's back-off. After the last attempt the
         reason goes with the dead letter."""
         ...
@@ -512,11 +629,11 @@ class Groups(Protocol):
         """Never reached the consumer: ready at once, and the attempt does not count."""
         ...
 
-    async def reject(self, group: str, receipts: Sequence[str], reason: str) -> list[Settled]:
+    async def reject(self, group: str, receipts: Sequence[str], reason: str) -> Sequence[Settled]:
         """Never again: on to the dead-letter topic."""
         ...
 
-    async def extend(self, group: str, receipts: Sequence[str], invisible_ms: int) -> list[Settled]:
+    async def extend(self, group: str, receipts: Sequence[str], invisible_ms: int) -> Sequence[Settled]:
         """Leases end `invisible_ms` from now, under new receipts."""
         ...
 

@@ -28,7 +28,7 @@ from gateway.surfaces.http.fast_path import FastPath
 from gateway.surfaces.http.relaying import naming_clients
 from gateway.surfaces.http.starting import RecoveryProgress, build_starting_application
 from gateway.surfaces.native.ndjson import plain_lines
-from gateway.surfaces.native.plain import PlainAcks, PlainMessages, PlainReceives
+from gateway.surfaces.native.plain import PlainAcks, PlainMessages, PlainReceives, PlainTopics
 from gateway.surfaces.rest_v2.plain import V2Batches, V2Records
 from gateway.surfaces.rest_v3.records import plain_records
 
@@ -267,8 +267,8 @@ async def listening_to_nodes(
 
 
 def fast_path_of(gateway: Gateway, request_ids: RequestIds, *, has_groups: bool = True) -> FastPath:
-    """The fast path of a server, for the plain requests of every surface that has some. A group that may be another
-    process's is for the normal path, which asks that."""
+    """The fast path of a server, for the plain requests of every surface that has some. Where a group may be another
+    process's (not `has_groups`), groups and new topics are for the normal path, which asks that."""
     return FastPath(
         gateway,
         origins_of(gateway.config),
@@ -278,6 +278,7 @@ def fast_path_of(gateway: Gateway, request_ids: RequestIds, *, has_groups: bool 
         ),
         batches=(V2Batches(),),
         calls=(PlainReceives(gateway), PlainAcks(gateway)) if has_groups else (),
+        puts=(PlainTopics(gateway),) if has_groups else (),
     )  # fmt: skip
 
 

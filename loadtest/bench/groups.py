@@ -29,7 +29,7 @@ from gateway.groups.machines.membership import Membership
 from gateway.groups.machines.strategies.base import StrategyContext
 from gateway.groups.machines.strategies.registry import StrategyRegistry
 from gateway.groups.machines.subscription import Subscription
-from gateway.groups.protocol import Receive
+from gateway.groups.protocol import Receive, receipts_of
 from gateway.routing.base import TopicView
 from gateway.routing.table import RouteTable
 from gateway.routing.tail_watcher import TailWatcher
@@ -130,10 +130,10 @@ class Bench:
             nonlocal left
             request = Receive(topics=(topic,), max_messages=BATCH, wait_ms=100)
             while left > 0:
-                messages = (await self.groups.receive(group, request)).messages
-                results = await self.groups.ack(group, [message.receipt for message in messages])
+                receipts = receipts_of((await self.groups.receive(group, request)).runs)
+                results = await self.groups.ack(group, receipts)
                 assert all(result.ok for result in results)
-                left -= len(messages)
+                left -= len(receipts)
 
         begin = time.perf_counter()
         await asyncio.gather(*(consume() for _ in range(consumers)))

@@ -14,7 +14,7 @@ from aiokafka.record import util
 
 from loadtest.slowness import slowness
 from store import record_batch
-from store.alike import RUN_COUNT_MIN, VIEWED_BYTES, _offsets, are_alike
+from store.alike import RUN_COUNT_MIN, VIEWED_BYTES, _offsets, are_alike, columns_of
 from store.errors import IllegalRecord, MalformedBatch, RecordTooLarge
 from store.limits import BATCH_RECORDS_MAX, KEY_BYTES_MAX
 from store.record_batch import Record, encode
@@ -43,6 +43,36 @@ def test_records_of_one_size_are_alike(count: int, key: bytes | None, value: byt
     assert are_alike(_batch(count, key=key, value=value), count)
     assert are_alike(memoryview(_batch(count, key=key, value=value, step_ms=1)), count)
     assert are_alike(memoryview(_batch(count, key=key, value=bytes(VIEWED_BYTES), step_ms=1)), count)
+
+
+@pytest.mark.parametrize("count", [1, 64, 65, 8_193])
+@pytest.mark.parametrize(
+    ("key", "value"), [(None, b"v" * 20), (b"key", None), (b"", b""), (None, None), (b"k" * 70, b"v" * 150)]
+)
+def test_keys_and_values_of_records_that_are_alike_are_those_that_decode(
+    count: int, key: bytes | None, value: bytes | None
+) -> None:
+    for view in (bytearray, memoryview):
+        columns = columns_of(view(_batch(count, key=key, value=value)), count)
+        assert columns == ([key] * count, [value] * count, 0)
+    large = None if value is None else bytes(VIEWED_BYTES)
+    assert columns_of(memoryview(_batch(count, key=key, value=large)), count) == ([key] * count, [large] * count, 0)
+    if count > 1:
+        assert columns_of(_batch(count, key=key, value=value, step_ms=1), count) is None
+
+
+def test_columns_are_of_batches_that_need_no_codec() -> None:
+    numbered = [Record(b"%05d" % number, b"%07d" % number, 1_000) for number in range(COUNT)]
+    keys, values = [one.key for one in numbered], [one.value for one in numbered]
+    batch = encode(numbered)
+    assert record_batch.alike_columns(batch) == (keys, values, 1_000)
+    of_append = batch.copy()  # the time of their append is theirs, whatever they say themselves
+    record_batch._ATTRIBUTES.pack_into(of_append, record_batch._CRC_FROM, record_batch._LOG_APPEND_TIME)
+    assert record_batch.alike_columns(of_append) is None
+    assert record_batch.alike_columns(encode(numbered[: record_batch.ALIKE_COUNT_MIN])) is not None
+    assert record_batch.alike_columns(encode(numbered[: record_batch.ALIKE_COUNT_MIN - 1])) is None
+    assert record_batch.alike_columns(record_batch.zstd_packed(batch, level=1)) is None
+    assert record_batch.alike_columns(encode([*numbered, Record(b"k", b"v", 1_000, [("h", b"1")])])) is None
 
 
 def test_offsets_are_those_of_varints_up_to_the_most_records_of_a_batch() -> None:
@@ -94,7 +124,7 @@ def test_records_that_are_missing_or_left_over() -> None:
 @each_seed(20)
 def test_whatever_passes_decodes(seed: int) -> None:
     rng = random.Random(seed)
-    passed = 0
+    passed = taken = 0
     for _ in range(100):
         count = rng.choice((40, 70, 130))
         value = rng.choice((None, b"v" * rng.randrange(2 * VIEWED_BYTES)))
@@ -109,10 +139,21 @@ def test_whatever_passes_decodes(seed: int) -> None:
             del batch[rng.randrange(62, len(batch)) :]
         is_alike = are_alike(batch, count)
         assert are_alike(memoryview(batch), count) is is_alike
+        columns = columns_of(batch, count)
         if is_alike:
             passed += 1
             assert _decodes(batch)
+            decoded = list(record_batch.decode(batch))
+            if columns is not None:
+                taken += 1
+                assert columns.keys == [record.key for record in decoded]
+                assert columns.values == [record.value for record in decoded]
+                base_ms = record_batch._HEADER.unpack_from(batch)[7]
+                assert {base_ms + columns.time_delta_ms} == {record.timestamp for record in decoded}
+        else:
+            assert columns is None
     assert passed > 5
+    assert taken > 2
 
 
 def test_a_batch_that_is_alike_is_refused_for_a_wrong_checksum() -> None:

@@ -35,12 +35,11 @@ from itertools import islice
 from typing import NamedTuple
 
 from gateway.brokers.base import BrokerUnreachable
-from gateway.codec.tags import MESSAGE_GROUP_HEADER, TAG_HEADER
 from gateway.groups.coordinator.context import STRETCH_PARTITIONS, Context, Turns
 from gateway.groups.coordinator.goes import Goes
 from gateway.groups.coordinator.offsets import FEW, Offsets
 from gateway.groups.coordinator.records import Part
-from gateway.groups.coordinator.search import Found, Lane, Search, Wanted, lane_of, text_of
+from gateway.groups.coordinator.search import Found, Lane, Search, Wanted, lane_of
 from gateway.groups.coordinator.start_positions import start_in
 from gateway.groups.coordinator.waiting import Topics, Waiting
 from gateway.groups.machines.config import BROADCAST
@@ -64,10 +63,12 @@ from gateway.groups.machines.topic_leases import TopicLeases
 from gateway.groups.protocol import (
     RECEIVE_BYTES_MAX,
     RECEIVE_MESSAGES_MAX,
-    Delivered,
     Receive,
     Received,
+    RecordShown,
+    Run,
     StartSpec,
+    receipts_of,
 )
 from gateway.routing.base import TopicView
 from gateway.routing.light import LightPartitionReader, light_route
@@ -112,7 +113,12 @@ class _Round:
     due_ms: int | None = None
     """When the next open record may be leased again."""
 
-    messages: list[Delivered] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
+    """Leased."""
+
+    count: int = 0
+    """Records of these."""
+
     size_bytes: int = 0
     has_moved: bool = False
     is_full: bool = False
@@ -127,7 +133,12 @@ class _Round:
 
     def is_wanted(self, request: Receive) -> bool:
         """Whether there is room for one more record in the answer. The first one may be larger than all of it."""
-        return len(self.messages) < request.max_messages and (not self.messages or self.size_bytes < request.max_bytes)
+        return self.count < request.max_messages and (not self.count or self.size_bytes < request.max_bytes)
+
+    def add(self, runs: Sequence[Run]) -> None:
+        """These are leased."""
+        self.runs += runs
+        self.count += sum([len(run.receipts) for run in runs])
 
 
 @dataclass(slots=True)
@@ -138,6 +149,15 @@ class _Asking:
     request: Receive
     count_left: int
     bytes_left: int
+
+
+class _Shown(NamedTuple):
+    """A record with the headers that its consumer sees."""
+
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+    timestamp: int
 
 
 class _Share(NamedTuple):
@@ -170,7 +190,7 @@ class Receiving:
             self._round_of_all,
             calls_max=TOGETHER_RECORDS_MAX,
             count_of=lambda request: request.max_messages,
-            undo=lambda key, answer: self._give_back_all(key[0], answer[1].messages),
+            undo=lambda key, answer: self._give_back_all(key[0], answer[1].runs),
         )
         self._next_lane: dict[str, int] = {}
         self._starved: set[str] = set()  # groups in which a receive found a bound reached
@@ -206,7 +226,7 @@ class Receiving:
         self._check(group, request)
         if not request.wait_ms:
             _, found = await self._round(group, request, None)
-            if found.messages or not found.away:
+            if found.runs or not found.away:
                 return self._outcome(group, found)
         context = self._context
         loop = asyncio.get_running_loop()
@@ -223,7 +243,7 @@ class Receiving:
                 try:
                     topics, found = await self._round(group, request, lanes)
                     left_s = (max(deadline_s, patient_s) if found.away else deadline_s) - loop.time()
-                    if found.messages or left_s <= 0 or context.draining.is_set():
+                    if found.runs or left_s <= 0 or context.draining.is_set():
                         return self._outcome(group, found)
                     if found.has_moved:
                         await asyncio.sleep(0)
@@ -246,7 +266,7 @@ class Receiving:
     def _outcome(self, group: str, found: _Round) -> Received:
         """What a receive is answered that has found something, or waits no longer. Raises BrokerUnreachable,
         GroupFull."""
-        if not found.messages:
+        if not found.runs:
             for error in found.away.values():
                 raise error
             if found.is_full:
@@ -255,7 +275,7 @@ class Receiving:
                     "(group_in_flight_max, or in_flight_total_max of all groups together); ack some"
                 )
         backlog = self._backlog(group, found) if found.backlog is None else found.backlog
-        return Received(tuple(found.messages), backlog)
+        return Received(tuple(found.runs), backlog)
 
     def _check(self, group: str, request: Receive) -> None:
         check_group_name(group)
@@ -363,7 +383,7 @@ class Receiving:
         """Look at some partitions of the topics, or at all, and take what is there."""
         if lanes is None and self._is_shared(group, request):
             topics, done = await self._round_with_others(group, request)
-            if not done.messages:
+            if not done.runs:
                 await self._take_promising(group, request, done)
             return topics, done
         topics, done = await self._topics(group, request), _Round()
@@ -389,13 +409,13 @@ class Receiving:
             try:
                 await self._take(group, lane, request, done)
             except asyncio.CancelledError:
-                await self._give_back_all(group, done.messages)
+                await self._give_back_all(group, done.runs)
                 raise
             except BrokerUnreachable as error:
                 done.away[lane] = error
                 continue
             except (StoreError, GroupError):
-                if done.messages:
+                if done.runs:
                     break
                 raise
         for lane in done.away:
@@ -420,7 +440,7 @@ class Receiving:
             return await told
         except asyncio.CancelledError:
             if not told.cancelled() and told.exception() is None:  # it was told in the very turn
-                await self._give_back_all(group, told.result()[1].messages)
+                await self._give_back_all(group, told.result()[1].runs)
             raise
 
     async def _round_of_all(
@@ -455,7 +475,7 @@ class Receiving:
                 await self._take_for_all(group, lanes, deque(asking))
         backlog = self._backlog(group, looked)
         for done in rounds:
-            if done.messages:
+            if done.runs:
                 done.backlog = backlog
             else:
                 done.promising |= looked.promising
@@ -527,7 +547,7 @@ class Receiving:
         with context.room.taking(group, sum(len(share.found.fresh) for share, _ in leased_to)):
             await context.write(events, flushed=False)
         for (one, lane, leases, found), leased in leased_to:
-            one.done.messages += self._delivered(group, lane, leases.epoch, _parts_of(found, leased))
+            one.done.add(self._handed_out(group, lane, leases.epoch, _parts_of(found, leased)))
 
     # What one takes
 
@@ -624,10 +644,10 @@ class Receiving:
                 await self._taken_before(group, lane, leases, request.attempt_id, now_ms, done)
                 return
             while done.is_wanted(request):
-                before_count = len(done.messages)
+                before_count = done.count
                 wanted_count = min(request.max_messages - before_count, TAKEN_A_TURN)
                 await self._take_some(group, lane, request, wanted_count, done)
-                if len(done.messages) < before_count + wanted_count:
+                if done.count < before_count + wanted_count:
                     break
 
     async def _take_some(self, group: str, lane: Lane, request: Receive, limit: int, done: _Round) -> None:
@@ -677,7 +697,7 @@ class Receiving:
                 if not _are_leased(lane.key, context.table.leases(group, lane.key), leased, now_ms):
                     raise  # nothing was written: another consumer may lease them, and keeps them
                 cancelled = error
-        done.messages += self._delivered(group, lane, leases.epoch, _parts_of(found, leased))
+        done.add(self._handed_out(group, lane, leases.epoch, _parts_of(found, leased)))
         if cancelled is not None:
             raise cancelled
 
@@ -700,7 +720,7 @@ class Receiving:
     ) -> None:
         """What an earlier request with this attempt_id got, and still has."""
         leased = leases.leases_of(attempt_id, now_ms)
-        found: list[Delivered] = []
+        found: list[Run] = []
         for first in range(0, len(leased), TAKEN_A_TURN):
             parts: list[_Taken] = []
             for offset, attempt, until_ms, _ in leased[first : first + TAKEN_A_TURN]:
@@ -708,11 +728,11 @@ class Receiving:
                 if stored is None:
                     raise IllegalRequest("records of this attempt_id have expired; ask with another one")
                 parts.append((stored.part(), attempt, until_ms))
-            found += self._delivered(group, lane, leases.epoch, parts)
+            found += self._handed_out(group, lane, leases.epoch, parts)
             await asyncio.sleep(0)
-        done.messages += found
+        done.add(found)
 
-    def _delivered(self, group: str, lane: Lane, epoch: int, leased: Sequence[_Taken]) -> list[Delivered]:
+    def _handed_out(self, group: str, lane: Lane, epoch: int, leased: Sequence[_Taken]) -> list[Run]:
         """Leased records as their consumer sees them."""
         topic_id, own_partition, name = lane.key.topic_id, lane.key.partition, lane.key.name
         receipts = self._signer.sign_all(
@@ -724,54 +744,45 @@ class Receiving:
         )
         stats = self._context.stats
         stats.delivered_count += len(receipts)
-        signed = iter(receipts)
-        delivered: list[Delivered] = []
+        runs: list[Run] = []
+        at = 0
         for part, attempt, until_ms in leased:
             records, base_offset, store_time_ms, json_values, raw_keys = part
             if attempt > 1:
                 stats.redelivered_count += len(records)
-            topic, partition = lane.topic, own_partition
-            for own_offset, record in enumerate(records, base_offset):
-                offset, queue, queue_offset = own_offset, None, None
-                headers: Headers = record.headers
+            own = receipts[at : at + len(records)]
+            at += len(records)
+            if not (name or lane.is_retry):
+                runs.append(
+                    Run(
+                        lane.topic, own_partition, base_offset, records, store_time_ms, json_values, raw_keys, attempt,
+                        own, until_ms,
+                    )
+                )  # fmt: skip
+                continue
+            for own_offset, (record, receipt) in enumerate(zip(records, own, strict=True), base_offset):
+                topic, partition, offset, queue, queue_offset = lane.topic, own_partition, own_offset, None, None
                 if name:
                     offset, queue, queue_offset = record.offset, name, own_offset
-                if lane.is_retry:  # each record of it is a part of its own
-                    if (origin := origin_of(headers)) is not None:
+                shown: RecordShown = record
+                if lane.is_retry:
+                    if (origin := origin_of(record.headers)) is not None:
                         topic, partition, offset, _, raw_keys, queue, queue_offset = origin
-                    headers = shown_headers(headers)
-                delivered.append(
-                    _new(
-                        Delivered,
-                        (
-                            topic,
-                            partition,
-                            offset,
-                            record.key,
-                            record.value,
-                            headers,
-                            record.timestamp,
-                            store_time_ms,
-                            json_values,
-                            raw_keys,
-                            text_of(headers, TAG_HEADER) if headers else None,
-                            text_of(headers, MESSAGE_GROUP_HEADER) if headers else None,
-                            attempt,
-                            next(signed),
-                            until_ms,
-                            queue,
-                            queue_offset,
-                        ),
+                    shown = _Shown(record.key, record.value, shown_headers(record.headers), record.timestamp)
+                runs.append(
+                    Run(
+                        topic, partition, offset, [shown], store_time_ms, json_values, raw_keys, attempt, [receipt],
+                        until_ms, queue, queue_offset,
                     )
-                )
-        return delivered
+                )  # fmt: skip
+        return runs
 
-    async def _give_back_all(self, group: str, messages: Sequence[Delivered]) -> None:
+    async def _give_back_all(self, group: str, runs: Sequence[Run]) -> None:
         """The consumer of these is gone."""
-        if not messages:
+        if not runs:
             return
         try:
-            await self._give_back(group, [message.receipt for message in messages])
+            await self._give_back(group, receipts_of(runs))
         except (StoreError, GroupError) as error:
             log.warning("leases could not be given back, they end by themselves group=%s error=%s", group, error)
 

@@ -14,14 +14,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from gateway.codec.tags import MESSAGE_GROUP_HEADER, TAG_HEADER, tag_hash
+from gateway.codec.tags import MESSAGE_GROUP_HEADER, TAG_HEADER, tag_hash, text_of
 from gateway.groups.coordinator.context import Context
 from gateway.groups.coordinator.records import Decoded, Part, Stored
 from gateway.groups.machines.copies import origin_of
 from gateway.groups.machines.leases import Fresh, Lease, PartitionLeases
 from gateway.groups.machines.progress import Place, place_of
 from gateway.routing.base import TopicView
-from store.record_batch import Headers
 from store.types import Bounds
 
 SCAN_RECORDS = 2_000
@@ -263,11 +262,3 @@ class _Scan(NamedTuple):
     is_fifo: bool
     begun: set[str]
     """Message groups of which a record has been found in this look."""
-
-
-def text_of(headers: Headers, wanted: str) -> str | None:
-    """A header's value as text; None when there is none."""
-    for name, value in headers:
-        if name == wanted and value is not None:
-            return value.decode("utf-8", "replace")
-    return None

@@ -21,13 +21,11 @@ from gateway.groups.machines.events import Settled as SettledEvent
 from gateway.groups.machines.leases import Decision, PartitionLeases, Verdict
 from gateway.groups.machines.progress import PartitionKey, Place, place_of
 from gateway.groups.machines.receipts import Receipt, Signer
-from gateway.groups.protocol import LEASE_OVER, RECEIPT_ILLEGAL, RECEIPTS_MAX, Settled, TopicPartition
+from gateway.groups.protocol import LEASE_OVER, RECEIPT_ILLEGAL, RECEIPTS_MAX, Accepted, Settled, TopicPartition
 from store.errors import StoreError, StoreStopped
 from store.uncancelled import to_its_end
 
 log = logging.getLogger(__name__)
-
-_new = tuple.__new__  # a NamedTuple's own constructor takes twice as long
 
 Verdicts = Sequence[Verdict | None]
 """What became of receipts, in their order; None for what was no receipt."""
@@ -48,7 +46,7 @@ class Settling:
         self._acks: dict[str, list[tuple[_Receipts, asyncio.Future[Verdicts]]]] = {}
         self._acking: dict[str, asyncio.Task[None]] = {}
 
-    async def ack(self, group: str, receipts: Sequence[str]) -> list[Settled]:
+    async def ack(self, group: str, receipts: Sequence[str]) -> Sequence[Settled]:
         """See `Groups.ack`."""
         parsed = self._parsed_runs(group, receipts)
         told: asyncio.Future[Verdicts] = asyncio.get_running_loop().create_future()
@@ -92,7 +90,7 @@ class Settling:
             await context.write(events)
             return sum(len(event.offsets) for event in events if isinstance(event, SettledEvent))
 
-    async def extend(self, group: str, receipts: Sequence[str], invisible_ms: int) -> list[Settled]:
+    async def extend(self, group: str, receipts: Sequence[str], invisible_ms: int) -> Sequence[Settled]:
         """See `Groups.extend`."""
         parsed = self._parsed(group, receipts)
         until_ms = 0
@@ -103,7 +101,7 @@ class Settling:
             return leases.decide_extend(own, invisible_ms, now_ms)
 
         verdicts = await to_its_end(self._decide(group, parsed, decide, flushed=False))
-        results = _results(receipts, verdicts)
+        results = list(_results(receipts, verdicts))
         extended = [
             (at, receipt._replace(until_ms=until_ms))
             for at, receipt in enumerate(parsed)
@@ -119,11 +117,11 @@ class Settling:
         parsed = self._parsed_runs(group, receipts)
         await to_its_end(self._decide(group, parsed, PartitionLeases.decide_give_back, flushed=False))
 
-    async def reject(self, group: str, receipts: Sequence[str], reason: str) -> list[Settled]:
+    async def reject(self, group: str, receipts: Sequence[str], reason: str) -> Sequence[Settled]:
         """See `Groups.reject`."""
         return await to_its_end(self._reject(group, receipts, reason))
 
-    async def _reject(self, group: str, receipts: Sequence[str], reason: str) -> list[Settled]:
+    async def _reject(self, group: str, receipts: Sequence[str], reason: str) -> Sequence[Settled]:
         if len(reason.encode()) > REASON_BYTES_MAX:
             raise IllegalRequest(f"a reason has at most {REASON_BYTES_MAX} bytes")
         parsed = self._parsed(group, receipts)
@@ -135,13 +133,13 @@ class Settling:
 
     async def nack(
         self, group: str, receipts: Sequence[str], *, delay_ms: int | None = None, reason: str = ""
-    ) -> list[Settled]:
+    ) -> Sequence[Settled]:
         """See `Groups.nack`."""
         if len(reason.encode()) > REASON_BYTES_MAX:
             raise IllegalRequest(f"a reason has at most {REASON_BYTES_MAX} bytes")
         return await to_its_end(self._nack(group, receipts, delay_ms, reason))
 
-    async def _nack(self, group: str, receipts: Sequence[str], delay_ms: int | None, reason: str) -> list[Settled]:
+    async def _nack(self, group: str, receipts: Sequence[str], delay_ms: int | None, reason: str) -> Sequence[Settled]:
         context = self._context
         parsed = self._parsed(group, receipts)
         await asyncio.sleep(0)  # of the most receipts each of the three parts takes some 20 ms
@@ -308,9 +306,9 @@ def _note_stale(verdicts: list[Verdict | None], own: Sequence[_Placed]) -> None:
     _note(verdicts, own, [Verdict.STALE] * _record_count(_receipts(own)))
 
 
-def _results(texts: Sequence[str], verdicts: Verdicts) -> list[Settled]:
+def _results(texts: Sequence[str], verdicts: Verdicts) -> Sequence[Settled]:
     if verdicts.count(Verdict.OK) == len(texts):
-        return [_new(Settled, (text, True, None, None, None)) for text in texts]
+        return Accepted(texts)
     results: list[Settled] = []
     for text, verdict in zip(texts, verdicts, strict=True):
         if verdict is Verdict.OK:

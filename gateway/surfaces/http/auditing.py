@@ -16,6 +16,7 @@ from aiohttp import web
 from gateway.api.shapes.schema import schema_of
 from gateway.api.trail import Trail
 from gateway.api.trail_files import Act, Outcome
+from gateway.auth.access import Access
 from gateway.surfaces.http.answers import RequestIds
 from gateway.surfaces.http.caller import access_of
 from gateway.surfaces.http.context import Gateway
@@ -65,20 +66,16 @@ def audited(
     parameters = frozenset(schema_of(row.query, gateway.limits)["properties"]) if row.query is not None else frozenset()
 
     def act(request: web.Request, outcome: Outcome, status: int | None) -> Act:
-        access = access_of(request)
-        given = {**_known(request, parameters), **_fields(request.get(_BODY, b""))}
-        names = {name: text for name, text in given.items() if name in NAMES and isinstance(text, str)}
-        return Act(
-            action=action,
-            principal=access.principal,
-            token_id=access.token_id,
-            object={**names, **{name: text for name, text in request.match_info.items() if name not in UNNAMED}},
-            details={} if outcome == "refused" else {name: given[name] for name in given if name not in names},
-            address=request.remote,
+        return act_of(
+            action,
+            access_of(request),
+            request.remote,
+            request_ids.fixed(request),
+            given={**_known(request, parameters), **fields_of(request.get(_BODY, b""))},
+            named={name: text for name, text in request.match_info.items() if name not in UNNAMED},
             outcome=outcome,
             status=status,
             error_code=request.get(_ERROR_CODE),
-            request_id=request_ids.fixed(request),
         )
 
     async def endpoint_with_trail(request: web.Request) -> web.StreamResponse:
@@ -94,6 +91,34 @@ def audited(
     return endpoint_with_trail
 
 
+def act_of(
+    action: str,
+    access: Access,
+    address: str | None,
+    request_id: str,
+    *,
+    given: Mapping[str, object],
+    named: Mapping[str, str],
+    outcome: Outcome,
+    status: int | None,
+    error_code: int | None = None,
+) -> Act:
+    """What is kept of a request. `given`: its parameters and the fields of its body; `named`: the names in its path."""
+    names = {name: text for name, text in given.items() if name in NAMES and isinstance(text, str)}
+    return Act(
+        action=action,
+        principal=access.principal,
+        token_id=access.token_id,
+        object={**names, **named},
+        details={} if outcome == "refused" else {name: given[name] for name in given if name not in names},
+        address=address,
+        outcome=outcome,
+        status=status,
+        error_code=error_code,
+        request_id=request_id,
+    )
+
+
 def outcome_of(request: web.BaseRequest, status: int) -> Outcome:
     """What came of a request. One that its handler never saw was refused, whatever its status: a stranger must not
     find one that counts as the server's fault."""
@@ -107,7 +132,8 @@ def _known(request: web.Request, parameters: frozenset[str]) -> Mapping[str, obj
     return {name: text for name, text in query.items() if name in parameters}
 
 
-def _fields(body: bytes) -> Mapping[str, object]:
+def fields_of(body: bytes) -> Mapping[str, object]:
+    """What is kept of a body."""
     if len(body) > FIELDS_BYTES_MAX:
         return {"body_bytes": len(body)}
     try:

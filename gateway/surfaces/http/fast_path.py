@@ -1,5 +1,5 @@
-"""The fast path: POSTs of one plain record, or of one raw batch, and what consumers of queue mode ask for all the time,
-answered without aiohttp's requests and responses.
+"""The fast path: POSTs of one plain record, or of one raw batch, what consumers of queue mode ask for all the time, and
+topics that are made by the thousand, answered without aiohttp's requests and responses.
 
 All records of one turn of the event loop that go to the same partition are one batch, one append and one future.
 
@@ -15,7 +15,8 @@ request with an unknown header is never taken.
     take    request -> rights, topic, record: each time; into the turn's batch
     turn    batches -> one append each
     answer  append  -> an answer each, as its handler and `application.py` give it, but for the date and request id
-    serve   call    -> a task of its own, for what is more than one append (receive, ack), and its answer
+    serve   call    -> a task of its own, for what is more than one append (receive, ack), its line of the trail where
+                       the route has one, and its answer
 
 Invariants
     F1  a record is checked before it joins a batch: one bad record fails no other
@@ -32,18 +33,22 @@ from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple
 
+from aiohttp import hdrs
 from aiohttp.helpers import rfc822_formatted_time
 from aiohttp.http_parser import RawRequestMessage
 from multidict import CIMultiDictProxy
 
 from gateway.api.errors import error_of
 from gateway.api.producer import Begun, Receipt
+from gateway.api.trail_files import Act, Outcome
+from gateway.auth.access import Access
 from gateway.brokers.base import AnswerLost
 from gateway.codec.records import ProduceRecord
 from gateway.errors import RequestError
 from gateway.surfaces.http.admission import payer_of
 from gateway.surfaces.http.answer_memory import SMALL_BYTES, Allowance
 from gateway.surfaces.http.answers import RequestIds, error_answer
+from gateway.surfaces.http.auditing import act_of, fields_of
 from gateway.surfaces.http.caller import Caller
 from gateway.surfaces.http.connection import Client
 from gateway.surfaces.http.context import Gateway, RouteStats
@@ -112,7 +117,9 @@ class FastPath:
         records: Sequence[RecordForm],
         batches: Sequence[BatchForm],
         calls: Sequence[CallForm],
+        puts: Sequence[CallForm] = (),
     ) -> None:
+        """`puts`: calls by PUT; all others are by POST."""
         self.heads: HeadMemo[Plain] = HeadMemo()
         self._loop = asyncio.get_running_loop()
         self._authenticator = gateway.authenticator
@@ -122,10 +129,11 @@ class FastPath:
         self._producer = gateway.producer
         self._topic_of = gateway.routes_table.topic
         self._request_ids = request_ids
-        self._records, self._batch_forms, self._call_forms = records, batches, calls
+        self._records, self._batch_forms, self._call_forms, self._put_forms = records, batches, calls, puts
+        self._trail = gateway.trail
         self._stats = {
             name: gateway.stats.routes.setdefault(name, RouteStats())
-            for form in (*records, *batches, *calls)
+            for form in (*records, *batches, *calls, *puts)
             for name in form.routes
         }
         self._bytes_max = gateway.limits.body_bytes_max
@@ -141,6 +149,11 @@ class FastPath:
             return None
         try:
             self._check_origin(message.headers)  # of these headers the same always
+            if message.method == hdrs.METH_PUT:
+                for puts in self._put_forms:
+                    if (asked := puts.read(message)) is not None:
+                        return self._plain(message, asked, puts, calls=puts)
+                return None
             for records in self._records:
                 if (asked := records.read(message)) is not None:
                     return self._plain(message, asked, records, records=records)
@@ -327,18 +340,28 @@ class FastPath:
         if access is None:  # its rights have ended in this very turn
             client.reply(None)
             return
+        trail = None if plain.asked.action is None else self._trail
+        if trail is not None and plain.request_id is None:
+            plain = plain._replace(request_id=self._request_ids.new())  # its line names it, as its answer does
         allowance = Allowance(self._answers, payer_of(access, client.remote or ""), self._answering_bytes_max)
         try:
             try:
                 answer = await form.serve(plain.asked, body, Caller(access, client.remote, allowance, client.is_there))
             except Exception:  # the normal path meets the same error, and answers it
                 answer = None
+            except BaseException:  # the server stops
+                if trail is not None:
+                    trail.record(_act(plain, access, body, client, "unknown", None))
+                raise
             if answer is None:
                 client.reply(None)
                 return
             allowance.must_send = True  # it tells of something done
             allowance.hold(len(answer))
-            self._reply(plain, _template(plain.asked, None), answer, client, perf_counter() - started_s)
+            elapsed_s = perf_counter() - started_s
+            if trail is not None:
+                await trail.recorded(_act(plain, access, body, client, "done", plain.asked.status))
+            self._reply(plain, _template(plain.asked, None), answer, client, elapsed_s)
             if len(answer) > SMALL_BYTES:
                 await client.taken()
         finally:
@@ -371,6 +394,17 @@ class FastPath:
                 client.reply(template % (len(body), request_id, body))
         except Exception:  # of one connection; the others wait for their answers
             log.exception("an answer of the fast path failed")
+
+
+def _act(plain: Plain, access: Access, body: bytes, client: Client, outcome: Outcome, status: int | None) -> Act:
+    """As `audited` makes it."""
+    asked = plain.asked
+    assert asked.action is not None
+    assert plain.request_id is not None
+    return act_of(
+        asked.action, access, client.remote, plain.request_id,
+        given=fields_of(body), named={"topic": asked.topic}, outcome=outcome, status=status,
+    )  # fmt: skip
 
 
 def _template(asked: Asked, reached: Acks | None) -> bytes:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Protocol
 
-from aiohttp import HttpVersion11
+from aiohttp import HttpVersion11, hdrs
 from aiohttp.http_parser import RawRequestMessage
 
 from gateway.api.producer import BatchReceipt, Receipt
@@ -60,6 +60,9 @@ class Asked(NamedTuple):
     group: str | None = None
     permission: Permission = Permission.SEND
     """Needed for the topic and the group of the target, as the route table has it."""
+
+    action: str | None = None
+    """What the trail calls it, as the route table has it."""
 
 
 Sent = tuple[ProduceRecord, bool, Any]
@@ -119,7 +122,7 @@ class CallForm(Form, Protocol):
 def is_plain(message: RawRequestMessage) -> bool:
     """Whether nothing about a head is of interest but its target and the values of plain headers."""
     return (
-        message.method == "POST"
+        message.method in (hdrs.METH_POST, hdrs.METH_PUT)
         and message.version == HttpVersion11
         and not (message.should_close or message.upgrade or message.chunked)
         and PLAIN_HEADERS.issuperset([name for name, _ in message.raw_headers])

@@ -74,7 +74,10 @@ from gateway.groups.protocol import (
     MemberView,
     Receive,
     Received,
+    Run,
     TopicPartition,
+    cut,
+    receipts_of,
 )
 from gateway.routing.base import topic_id_of
 from gateway.surfaces.http.admission import caller_of
@@ -349,7 +352,7 @@ async def receive(gateway: Gateway, request: web.Request, body: bytes) -> web.Re
     if not is_raw:
         response = json_answer(request, orjson.Fragment(text))
     else:
-        response = _raw(gateway, received.messages[0]) if received.messages else web.Response(status=204)
+        response = _raw(gateway, received.messages[0]) if received.runs else web.Response(status=204)
     await hand_out(gateway, group, asked, caller, received, size_of(response))
     return response
 
@@ -368,23 +371,22 @@ async def leased(gateway: Gateway, group: str, asked: Receive, caller: Caller) -
 
 async def leased_as_json(gateway: Gateway, group: str, received: Received) -> bytes:
     """The answer that tells of leased records. Who is cancelled gives them back."""
-    shown = await _shown(gateway, group, received.messages)
-    return b'{"messages":[%b],"backlog":%d}' % (b",".join(shown), received.backlog)
+    shown = await _shown(gateway, group, received.runs)
+    return b'{"messages":[%b],"backlog":%d}' % (shown, received.backlog)
 
 
 async def check_still(group: str, asked: Receive, caller: Caller, groups: Groups, received: Received) -> None:
     """What was leased is given back when who asked has gone, or may not receive it any more. Raises RequestError 403
     then."""
-    receipts = [message.receipt for message in received.messages]
     try:
         check_receives(caller.access, asked.topics, asked.queue)
         caller.access.check(Permission.RECEIVE, group=group)
     except RequestError:
-        if receipts:
-            await groups.give_back(group, receipts)
+        if received.runs:
+            await groups.give_back(group, receipts_of(received.runs))
         raise
-    if receipts and not caller.is_there():
-        await groups.give_back(group, receipts)
+    if received.runs and not caller.is_there():
+        await groups.give_back(group, receipts_of(received.runs))
 
 
 async def hand_out(
@@ -393,28 +395,32 @@ async def hand_out(
     """Note that a caller is given leased records in an answer of this size. Raises RequestError 503, and they are given
     back, when there is no room for it."""
     if not caller.allowance.hold(size_bytes):
-        await gateway.groups.give_back(group, [message.receipt for message in received.messages])
+        await gateway.groups.give_back(group, receipts_of(received.runs))
         raise no_room()
-    gateway.stats.fetched_record_count += len(received.messages)
+    receipts = receipts_of(received.runs)
+    gateway.stats.fetched_record_count += len(receipts)
     gateway.stats.fetched_byte_count += size_bytes
-    if received.messages:
-        consumer, until_ms = asked.consumer or caller.name, received.messages[-1].until_ms
-        gateway.leases.pollers(group).took(consumer, received.messages, until_ms, gateway.clock.now_ms())
+    if receipts:
+        consumer, until_ms = asked.consumer or caller.name, received.runs[-1].until_ms
+        gateway.leases.pollers(group).took(consumer, receipts, until_ms, gateway.clock.now_ms())
 
 
-async def _shown(gateway: Gateway, group: str, messages: Sequence[Delivered]) -> list[bytes]:
-    """What was leased, rendered in turns of the event loop. Who is cancelled gives it back."""
-    shown: list[bytes] = []
+async def _shown(gateway: Gateway, group: str, runs: Sequence[Run]) -> bytes:
+    """What was leased, rendered in turns of the event loop, with commas between. Who is cancelled gives it back."""
     id_of = partial(topic_id_of, gateway.routes_table)
-    for first in range(0, len(messages), RENDERED_A_TURN):
+    count = sum([len(run.receipts) for run in runs])
+    if count <= RENDERED_A_TURN:
+        return delivered_as_list(runs, id_of)
+    shown: list[bytes] = []
+    for first in range(0, count, RENDERED_A_TURN):
         if first:
             try:
                 await asyncio.sleep(0)
             except asyncio.CancelledError:
-                await gateway.groups.give_back(group, [message.receipt for message in messages])
+                await gateway.groups.give_back(group, receipts_of(runs))
                 raise
-        shown += delivered_as_list(messages[first : first + RENDERED_A_TURN], id_of)
-    return shown
+        shown.append(delivered_as_list(cut(runs, first, first + RENDERED_A_TURN), id_of))
+    return b",".join(shown)
 
 
 async def ack(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:

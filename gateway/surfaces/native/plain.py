@@ -1,10 +1,13 @@
-"""Plain requests of the native API, for the fast path: one message that is sent; receive and ack of queue mode."""
+"""Plain requests of the native API, for the fast path: one message that is sent; receive and ack of queue mode; a topic
+that is made."""
 
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from dataclasses import replace
 
+import msgspec
 import orjson
 from aiohttp import hdrs
 from aiohttp.http_parser import RawRequestMessage
@@ -36,6 +39,8 @@ from gateway.surfaces.native.groups import (
     wants_raw,
 )
 from gateway.surfaces.native.raw import receipt_as_answer, record_of
+from gateway.surfaces.native.topics import shown_natively, topic_made
+from store.errors import UnknownQueue
 from store.limits import HEADERS_BYTES_MAX, KEY_BYTES_MAX, RECORD_BYTES_MAX, MiB
 
 _TARGET = re.compile(rf"/mq/v1/topics/{TOPIC}/messages(?:\?.*)?", re.ASCII)
@@ -77,6 +82,7 @@ class PlainMessages:
         return orjson.dumps(receipt_as_answer(asked.topic, receipt, detail))
 
 
+_NEW_TOPIC = re.compile(f"/mq/v1/topics/{TOPIC}", re.ASCII)
 _GROUP_TARGET = r"/mq/v1/groups/([A-Za-z0-9._-]{1,255})/messages:"
 RECEIVE_BYTES_MAX = 1 * MiB
 """Of records that a receive asks for, beyond which the normal path makes its answer: it copies less."""
@@ -124,7 +130,7 @@ class PlainReceives(_PlainCall):
         if wanted.max_bytes > RECEIVE_BYTES_MAX:
             return None
         received = await leased(gateway, group, at_once, caller)
-        if wanted.wait_ms and not received.messages:
+        if wanted.wait_ms and not received.runs:
             return None
         text = await leased_as_json(gateway, group, received)
         await check_still(group, wanted, caller, gateway.groups, received)
@@ -146,3 +152,34 @@ class PlainAcks(_PlainCall):
         check_group_name(asked.group)
         wanted = load_json(AckReceipts, body, self._gateway.limits)
         return await settled_as_answer(self._gateway, asked.group, wanted)
+
+
+class PlainTopics:
+    """Topics that are not there, to be made; see `plain.CallForm`. Whoever makes thousands names each once, so no head
+    comes twice."""
+
+    routes = ("create_topic",)
+    bytes_max = BODY_BYTES_MAX
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    def read(self, message: RawRequestMessage) -> Asked | None:
+        """See `plain.Form`."""
+        match = _NEW_TOPIC.fullmatch(message.path)
+        if match is None:
+            return None
+        head = head_of("201 Created", json_type(message.headers.get(hdrs.ACCEPT, "*/*"), JSON_TYPE))
+        return Asked(
+            match[1], None, None, "create_topic", head,
+            status=201, is_repeatable=False, permission=Permission.CREATE, action="topic.create",
+        )  # fmt: skip
+
+    async def serve(self, asked: Asked, body: bytes, caller: Caller) -> bytes | None:
+        """See `plain.CallForm`."""
+        gateway = self._gateway
+        with suppress(UnknownQueue):
+            gateway.routes_table.topic(asked.topic)
+            return None  # whether it is as asked for is for the handler to say
+        view, _ = await topic_made(gateway, asked.topic, body)
+        return orjson.dumps(shown_natively(gateway, view), default=msgspec.to_builtins)

@@ -42,10 +42,16 @@ TOPIC_FIGURES = web.AppKey("topic_figures", TopicFigures)
 async def create_topic(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
     """Create a topic: 201, or 200 when it exists with this shape. Durable when answered."""
     check_accept(request)
+    view, is_new = await topic_made(gateway, request.match_info["topic"], body)
+    return json_answer(request, shown_natively(gateway, view), status=201 if is_new else 200)
+
+
+async def topic_made(gateway: Gateway, name: str, body: bytes) -> tuple[TopicView, bool]:
+    """The topic that a body asks for, and whether it was not there. Durable on return. Raises RequestError, TopicExists
+    when there is one of another shape, and as `TopicAdmin.create_topic`."""
     shape = read_shape(NewTopicBody, body, gateway)
     wanted, changes = shape.partitions, shape.changes()
     _check_selector(gateway, shape)
-    name = request.match_info["topic"]
     config = TopicConfig().changed(changes) if changes else None
     try:
         existing: TopicView | None = gateway.routes_table.topic(name)
@@ -58,10 +64,9 @@ async def create_topic(gateway: Gateway, request: web.Request, body: bytes) -> w
             raise TopicExists(f"Topic {name} exists with other settings: {existing.config.chosen()}. Use PATCH.")
         if shape.json_keys not in (None, existing.json_keys):
             raise TopicExists(f"Topic {name} exists with json_keys {existing.json_keys}, which cannot be changed.")
-        return json_answer(request, _native(gateway, existing))
+        return existing, False
     count = wanted or gateway.config.partitions_default
-    created = await gateway.admin.create_topic(name, count, config, shape.json_keys)
-    return json_answer(request, _native(gateway, created), status=201)
+    return await gateway.admin.create_topic(name, count, config, shape.json_keys), True
 
 
 async def attach_topic(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
@@ -72,7 +77,7 @@ async def attach_topic(gateway: Gateway, request: web.Request, body: bytes) -> w
     name = request.match_info["topic"]
     is_new = all(view.name != name for view in gateway.routes_table.topics())
     view = await gateway.admin.attach_topic(name, Attachment(shape.broker, shape.name or name, shape.mirror_groups))
-    return json_answer(request, _native(gateway, view), status=201 if is_new else 200)
+    return json_answer(request, shown_natively(gateway, view), status=201 if is_new else 200)
 
 
 async def detach_topic(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
@@ -105,7 +110,7 @@ async def change_topic(gateway: Gateway, request: web.Request, body: bytes) -> w
         view = await gateway.admin.configure_topic(view.name, changes)
     if wanted is not None:
         view = await gateway.admin.grow_topic(view.name, wanted)
-    return json_answer(request, _native(gateway, view))
+    return json_answer(request, shown_natively(gateway, view))
 
 
 async def admin_create_topic(gateway: Gateway, request: web.Request, body: bytes) -> web.Response:
@@ -135,7 +140,7 @@ async def list_topics(gateway: Gateway, request: web.Request, _: bytes) -> web.S
     """
     query = read_query(ListTopicsQuery, request, gateway)
     if not request.query_string:
-        rows = map(partial(_native, gateway), await visible_topics(gateway, request))
+        rows = map(partial(shown_natively, gateway), await visible_topics(gateway, request))
         return await packed(request, await list_answer(request, {}, "topics", rows))
     sort = query.sort or "name"
     views = await visible_topics(gateway, request, (query.q or "").lower())
@@ -187,7 +192,8 @@ async def topic_offsets(gateway: Gateway, request: web.Request, _: bytes) -> web
     return json_answer(request, answers.TopicOffsets(view.name, str(view.topic_id), offsets))
 
 
-def _native(gateway: Gateway, view: TopicView) -> answers.Topic:
+def shown_natively(gateway: Gateway, view: TopicView) -> answers.Topic:
+    """A topic as the native API has it."""
     shown = answers.Topic(view.name, view.topic_id, view.partitions, view.json_keys)
     if (attached := gateway.routes_table.attached(view.topic_id)) is not None:
         shown.attached = answers.Attached(attached.broker, attached.name, attached.mirror_groups)
@@ -198,7 +204,7 @@ def _native(gateway: Gateway, view: TopicView) -> answers.Topic:
 
 
 def _listed(gateway: Gateway, view: TopicView, figure: TopicFigure) -> answers.ListedTopic:
-    return answers.ListedTopic(**asdict(_native(gateway, view)), **figure._asdict())
+    return answers.ListedTopic(**asdict(shown_natively(gateway, view)), **figure._asdict())
 
 
 async def _offsets(

@@ -24,7 +24,7 @@ from gateway.auth.access import Access, Permission
 from gateway.brokers.base import BrokerUnreachable
 from gateway.errors import RequestError
 from gateway.groups.machines.errors import GroupFull
-from gateway.groups.protocol import Delivered, Receive
+from gateway.groups.protocol import Delivered, Receive, Run, receipts_of
 from gateway.routing.base import topic_id_of
 from gateway.routing.patience import AGAIN_S
 from gateway.surfaces.http.answer_memory import RENDERED_FACTOR
@@ -99,9 +99,9 @@ class GroupStream:
         self._leases.sweep(self._gateway.clock.now_ms())
         room = self._credit - len(self._leases)
         if room:
-            messages = await self._received(min(room, PIECE_RECORDS))
-            if messages:
-                await self._deliver(messages)
+            runs = await self._received(min(room, PIECE_RECORDS))
+            if runs:
+                await self._deliver(runs)
                 return
         else:
             await self._wait_for_room()
@@ -120,14 +120,14 @@ class GroupStream:
         await self._answer.write(data)
         self._heartbeat_at_s = asyncio.get_running_loop().time() + self._heartbeat_ms / 1000
 
-    async def _received(self, count: int) -> tuple[Delivered, ...]:
+    async def _received(self, count: int) -> tuple[Run, ...]:
         room_bytes = self._answer.allowance.share(PIECE_BYTES * RENDERED_FACTOR)
         asked = replace(
             self._asked, max_messages=count, max_bytes=room_bytes // RENDERED_FACTOR, wait_ms=self._heartbeat_ms
         )
         try:
             async with while_allowed(self._gateway, self._request):
-                return (await self._gateway.groups.receive(self._group, asked)).messages
+                return (await self._gateway.groups.receive(self._group, asked)).runs
         except GroupFull:
             await self._wait(FULL_WAIT_MS)
             return ()
@@ -143,19 +143,19 @@ class GroupStream:
         async with while_allowed(self._gateway, self._request):
             await is_set_within(self._room, wait_ms / 1000)
 
-    async def _deliver(self, messages: tuple[Delivered, ...]) -> None:
+    async def _deliver(self, runs: tuple[Run, ...]) -> None:
         gateway, group = self._gateway, self._group
-        receipts = [message.receipt for message in messages]
+        receipts = receipts_of(runs)
         try:
             self._check_rights()  # again: they came after a while
             if not self._acks_itself:
-                self._leases.took(messages)  # before: a quick client settles them before the write is over
-            events = b"".join(map(self._shown, messages))
+                self._leases.took(runs)  # before: a quick client settles them before the write is over
+            events = b"".join([self._shown(one) for run in runs for one in run.messages()])
             await self._write(events)
         except (ConnectionError, RequestError):
             await gateway.groups.give_back(group, receipts)
             raise
-        gateway.stats.fetched_record_count += len(messages)
+        gateway.stats.fetched_record_count += len(receipts)
         gateway.stats.fetched_byte_count += len(events)
         if self._acks_itself:
             await gateway.groups.ack(group, receipts)

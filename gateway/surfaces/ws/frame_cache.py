@@ -15,15 +15,19 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import add
 from typing import NamedTuple
 
 from gateway.api.read import Consumer, Fetched
 from gateway.api.turns import in_turns
 from gateway.codec.filters import TagFilter
 from gateway.codec.records import STEP_ITEMS, add_headers, render_records_in_steps, split_lines
+from gateway.codec.texts import lines_with_cursors
 from gateway.surfaces.ws.commands import Form
 from gateway.surfaces.ws.protocol import FRAME_BYTES_TARGET
 from store import record_batch
@@ -214,6 +218,10 @@ async def _frame_cache(
     stop = offset + count_max if wanted.is_all else fetched.next_offset
     entries = [entry for entry in fetched.entries if entry.next_offset > offset and entry.base_offset < stop]
     stop = min(stop, fetched.next_offset)
+    if wanted.form is Form.JSON and wanted.is_all:
+        lines, ends = await in_turns(_render_all(topic, partition, entries, offset, stop))
+        assert not entries or (ends and ends[0] == offset + 1), f"{topic}:{partition}={offset} is missing"
+        return cut_in_ranges(offset, stop, ends, lines, None, wanted.batch)
     if wanted.queues_begin is not None:
         messages, payloads = await in_turns(_render_queues(topic, partition, entries, offset, stop, wanted))
     elif wanted.form is Form.JSON:
@@ -226,15 +234,46 @@ async def _frame_cache(
     if len(messages) > count_max:  # of a filtered stretch: the rest is read again
         del messages[count_max:]
         stop = _offset_of(messages[-1]) + 1
-    cursor_prefix = f"{topic}:{partition}="
-    ends = []
-    for message in messages:
-        end = _offset_of(message) + 1
-        message["cursor"] = f"{cursor_prefix}{end}"
-        ends.append(end)
+    ends = _with_cursors(topic, partition, messages)
     if wanted.is_all:
-        assert not entries or (ends and ends[0] == offset + 1), f"{cursor_prefix}{offset} is missing in what was read"
+        assert not entries or (ends and ends[0] == offset + 1), f"{topic}:{partition}={offset} is missing"
     return cut_in_ranges(offset, stop, ends, split_lines(messages), payloads, wanted.batch)
+
+
+def _with_cursors(topic: str, partition: int, messages: Sequence[dict[str, object]]) -> list[int]:
+    """Give messages their cursors; the offsets behind them."""
+    prefix = f"{topic}:{partition}="
+    ends = [_offset_of(message) + 1 for message in messages]
+    for message, end in zip(messages, ends, strict=True):
+        message["cursor"] = f"{prefix}{end}"
+    return ends
+
+
+def _render_all(
+    topic: str, partition: int, entries: Sequence[Entry], start: int, stop: int
+) -> Generator[None, None, tuple[list[bytes], list[int]]]:
+    """All records from one offset to before another as JSON, and the offset behind each; in steps as
+    `render_records_in_steps`, which renders what cannot be written as text at once."""
+    lines: list[bytes] = []
+    ends: list[int] = []
+    others: list[Entry] = []
+    for entry in (*entries, None):
+        own = None if entry is None else lines_with_cursors(topic, partition, entry, start, stop)
+        if entry is not None and own is None:
+            others.append(entry)
+            continue
+        if others:
+            messages = yield from render_records_in_steps(topic, partition, others, None, start=start, stop=stop)
+            ends += _with_cursors(topic, partition, messages)
+            lines += split_lines(messages)
+            others = []
+            if entry is not None:
+                yield
+        if entry is not None and own:
+            first = max(entry.base_offset, start) + 1
+            ends += range(first, first + len(own))
+            lines += own
+    return lines, ends
 
 
 def _offset_of(message: dict[str, object]) -> int:
@@ -255,20 +294,13 @@ def cut_in_ranges(
     ranges: list[EncodedRange] = []
     first = 0
     while first < len(messages):
-        marks: list[int] = []
-        payload_marks: list[int] = []
-        position = payload_position = 0
-        at = first
-        while at < len(messages) and at - first < batch:
-            size = len(messages[at]) + (len(payloads[at]) if payloads else 0)
-            if marks and position + payload_position + size > FRAME_BYTES_TARGET:
-                break
-            position += len(messages[at]) + (1 if marks else 0)
-            marks.append(position)
-            if payloads is not None:
-                payload_position += len(payloads[at])
-                payload_marks.append(payload_position)
-            at += 1
+        some = slice(first, first + batch)
+        marks = [end + commas for commas, end in enumerate(accumulate(map(len, messages[some])))]
+        payload_marks = [] if payloads is None else list(accumulate(map(len, payloads[some])))
+        sizes = marks if payloads is None else list(map(add, marks, payload_marks))
+        count = max(1, bisect_right(sizes, FRAME_BYTES_TARGET))
+        del marks[count:], payload_marks[count:]
+        at = first + count
         end = stop if at == len(messages) else ends[at - 1]
         ranges.append(
             EncodedRange(

@@ -3,20 +3,44 @@
 from __future__ import annotations
 
 from gateway.api.lease import AllLeases, Lease, Leases
-from gateway.groups.protocol import LEASE_OVER, RECEIPT_ILLEGAL, Delivered, Settled
+from gateway.groups.protocol import LEASE_OVER, RECEIPT_ILLEGAL, Accepted, Run, Settled
+from store.record_batch import Record, decode, encode
 
 
-def message(offset: int, *, partition: int = 0, until_ms: int = 100) -> Delivered:
-    return Delivered(
-        "t", partition, offset, None, b"1", (), 0, 0, True, False, None, None, 1, f"r{partition}-{offset}", until_ms
-    )
+def message(offset: int, *, partition: int = 0, until_ms: int = 100, count: int = 1) -> Run:
+    records = list(decode(encode([Record(None, b"1", 0)] * count)))
+    receipts = [f"r{partition}-{offset + index}" for index in range(count)]
+    return Run("t", partition, offset, records, 0, True, False, 1, receipts, until_ms)
 
 
-def holding(*messages: Delivered, frame: int = 0) -> tuple[Leases, list[Lease]]:
+def holding(*runs: Run, frame: int = 0) -> tuple[Leases, list[Lease]]:
     done: list[Lease] = []
     leases = Leases(done.extend)
-    leases.took(messages, [10] * len(messages), frame)
+    leases.took(runs, [10] * sum(len(run.receipts) for run in runs), frame)
     return leases, done
+
+
+def test_records_of_runs_are_held_each_by_itself() -> None:
+    leases = Leases(lambda _: None)
+    of_queue = message(7, partition=1, until_ms=90)._replace(queue="q", queue_offset=3)
+    leases.took([message(5, count=2), of_queue], [11, 12, 13], frame=4)
+    assert (len(leases), leases.next_end_ms) == (3, 90)
+    assert leases.take_after(0) == [
+        Lease("t", 0, 5, 100, "r0-5", 4, 11), Lease("t", 0, 6, 100, "r0-6", 4, 12),
+        Lease("t/q", 1, 3, 90, "r1-7", 4, 13),
+    ]  # fmt: skip
+    leases.took([message(5, count=2)])
+    assert [lease.byte_count for lease in leases.take_after(-1)] == [0, 0]
+
+
+def test_what_was_all_accepted_leaves_and_the_rest_is_for_others() -> None:
+    for is_extended in (False, True):  # then there are two receipts of a lease
+        leases, done = holding(message(0, count=3))
+        if is_extended:
+            leases.extended([Settled("r0-2", True, new_receipt="n")], 500)
+        assert list(leases.settled(Accepted(["r0-0", "of nobody", "r0-1"]))) == [Settled("of nobody", True)]
+        assert not leases.settled(Accepted(["n" if is_extended else "r0-2"]))
+        assert ([lease.offset for lease in done], len(leases)) == ([0, 1, 2], 0)
 
 
 def test_a_lease_that_is_over_counts_no_more() -> None:

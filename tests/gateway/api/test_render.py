@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from typing import cast
+from collections.abc import Sequence
+from typing import NamedTuple, cast
 
 import orjson
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.api.render import delivered_as_json, delivered_as_list, settled_as_json, settled_as_list
-from gateway.groups.protocol import LEASE_OVER, Delivered, Settled
+from gateway.groups.protocol import (
+    LEASE_OVER,
+    Accepted,
+    Delivered,
+    Received,
+    Run,
+    Settled,
+    cut,
+    receipts_of,
+)
 from gateway.surfaces.ws.commands import Form, Subscribe
 from gateway.surfaces.ws.queue import Queue
 
@@ -17,45 +27,81 @@ JSON = st.sampled_from([None, b"null", b'{"a":1}', b'"%d %b \\u0661"', b"[1,2]"]
 TEXT = st.sampled_from([None, b"k", "ключ".encode(), b"\xff", b"%d", b'"'])
 
 
+class Stored(NamedTuple):
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes | None]]
+    timestamp: int
+
+
 @st.composite
-def delivered(draw: st.DrawFn) -> Delivered:
-    is_json, raw_key = draw(st.booleans()), draw(st.booleans())
-    headers = draw(st.sampled_from([(), (), [("mq-tag", b"red")], [("h", b"\xff")]]))
-    return Delivered(
+def runs(draw: st.DrawFn) -> Run:
+    is_json, raw_keys = draw(st.booleans()), draw(st.booleans())
+    may_have_headers = draw(st.booleans())
+    headers = st.sampled_from([[], [], [("mq-tag", b"red")], [("h", b"\xff")], [("mq-group", b"a")]])
+    records = st.builds(
+        Stored,
+        JSON if is_json and not raw_keys else TEXT,
+        JSON if is_json else TEXT,
+        headers if may_have_headers else st.just([]),
+        st.integers(-1, 2**62),
+    )
+    count = draw(st.integers(1, 4))
+    queue = draw(st.sampled_from([None, None, None, "q"])) if count == 1 else None
+    return Run(
         topic=draw(st.sampled_from(["orders", "%RETRY%g", "gone", "a.b-c_d"])),
         partition=draw(st.integers(0, 1)),
         offset=draw(st.integers(0, 2**62)),
-        key=draw(JSON if is_json and not raw_key else TEXT),
-        value=draw(JSON if is_json else TEXT),
-        headers=headers,
-        timestamp_ms=draw(st.integers(-1, 2**62)),
+        records=draw(st.lists(records, min_size=count, max_size=count)),
         store_time_ms=draw(st.integers(0, 1)),
-        json_value=is_json,
-        raw_key=raw_key,
-        tag="red" if headers == [("mq-tag", b"red")] else None,
-        message_group=draw(st.sampled_from([None, "a"])) if headers else None,
+        json_values=is_json,
+        raw_keys=raw_keys,
         attempt=draw(st.integers(1, 2)),
-        receipt=f"r2.AbC-_{draw(st.integers(0, 9))}.{draw(st.integers(0, 9))}",
+        receipts=[f"r2.AbC-_.{draw(st.integers(0, 9))}" for _ in range(count)],
         until_ms=draw(st.integers(0, 1)),
+        queue=queue,
+        queue_offset=None if queue is None else 7,
     )
+
+
+def messages_of(handed_out: Sequence[Run]) -> list[Delivered]:
+    return [one for run in handed_out for one in run.messages()]
 
 
 def id_of(topic: str) -> int | None:
     return {"orders": 16, "%RETRY%g": 17, "a.b-c_d": 2**31}.get(topic)
 
 
-@given(st.lists(delivered(), max_size=6))
-def test_records_by_http(messages: list[Delivered]) -> None:
-    written = delivered_as_list(messages, id_of)
-    assert written == [orjson.dumps(delivered_as_json(one, id_of(one.topic))) for one in messages]
+@given(st.lists(runs(), max_size=4))
+def test_records_by_http(handed_out: list[Run]) -> None:
+    each = [orjson.dumps(delivered_as_json(one, id_of(one.topic))) for one in messages_of(handed_out)]
+    assert delivered_as_list(handed_out, id_of) == b",".join(each)
 
 
-@given(st.lists(delivered(), max_size=6), st.booleans())
-def test_records_on_a_socket(messages: list[Delivered], auto_ack: bool) -> None:
+@given(st.lists(runs(), max_size=4), st.booleans())
+def test_records_on_a_socket(handed_out: list[Run], auto_ack: bool) -> None:
     queue = object.__new__(Queue)
     queue._command = cast(Subscribe, type("Said", (), {"auto_ack": auto_ack})())
     queue._form = Form.JSON
-    assert queue._heads(messages) == [orjson.dumps(queue._message(one)[0]) for one in messages]
+    assert queue._heads(handed_out) == [orjson.dumps(queue._message(one)[0]) for one in messages_of(handed_out)]
+
+
+def test_a_record_by_itself_is_what_its_run_says() -> None:
+    records = [Stored(b"k", b"1", [("mq-tag", b"red"), ("mq-group", b"a")], 5), Stored(None, None, [], 6)]
+    run = Run("t", 3, 10, records, 7, True, False, 2, ["r.0", "r.1"], 99)
+    assert run.messages() == [
+        Delivered("t", 3, 10, b"k", b"1", records[0].headers, 5, 7, True, False, "red", "a", 2, "r.0", 99, None, None),
+        Delivered("t", 3, 11, None, None, [], 6, 7, True, False, None, None, 2, "r.1", 99, None, None),
+    ]
+    queue = Run("t", 3, 10, records[1:], 7, True, False, 1, ["r.0"], 99, "q", 4)
+    assert [(one.offset, one.queue, one.queue_offset) for one in queue.messages()] == [(10, "q", 4)]
+
+
+@given(st.lists(runs(), max_size=4), st.integers(0, 12), st.integers(0, 12))
+def test_a_part_of_runs_has_these_records(handed_out: list[Run], first: int, end: int) -> None:
+    assert messages_of(cut(handed_out, first, end)) == messages_of(handed_out)[first:end]
+    assert list(receipts_of(handed_out)) == [one.receipt for one in messages_of(handed_out)]
+    assert list(Received(tuple(handed_out), 0).messages) == messages_of(handed_out)
 
 
 @given(
@@ -68,3 +114,12 @@ def test_records_on_a_socket(messages: list[Delivered], auto_ack: bool) -> None:
 )
 def test_what_became_of_receipts(results: list[Settled]) -> None:
     assert settled_as_list(results) == orjson.dumps([settled_as_json(one) for one in results])
+
+
+@given(st.lists(st.sampled_from(["r2.a.0", "r2.a.1"]), max_size=4), st.integers(-5, 5), st.integers(-5, 5))
+def test_what_was_all_accepted_is_what_a_list_of_it_would_be(receipts: list[str], first: int, end: int) -> None:
+    accepted, each = Accepted(receipts), [Settled(receipt, True) for receipt in receipts]
+    assert settled_as_list(accepted) == orjson.dumps([settled_as_json(one) for one in each])
+    assert (len(accepted), list(accepted), bool(accepted)) == (len(each), each, bool(each))
+    assert list(accepted[first:end]) == each[first:end]
+    assert [accepted[index] for index in range(len(each))] == each

@@ -5,14 +5,14 @@ from __future__ import annotations
 from gateway.api.lease import AllLeases
 from gateway.api.shapes.answers import Worker
 from gateway.api.workers import POLLED_GROUPS_MAX, POLLERS_MAX, SHOWN_MS, SWEEP_COUNT, Pollers
-from gateway.groups.protocol import LEASE_OVER, RECEIPT_ILLEGAL, Settled
-from tests.gateway.api.test_lease import message
+from gateway.groups.protocol import LEASE_OVER, RECEIPT_ILLEGAL, Accepted, Settled
 
 
 def test_receipts_count_until_they_are_settled_or_over() -> None:
     pollers = Pollers()
-    pollers.took("ann", [message(0), message(1), message(2)], 100, 10)
-    pollers.took("bob", [message(3)], 100, 20)
+    pollers.took("ann", ["r0-0", "r0-1", "r0-2"], 100, 10)
+    pollers.took("bob", ["r0-3", "r0-4", "r0-5"], 100, 20)
+    assert list(pollers.settled(Accepted(["r0-4", "of nobody", "r0-5"]))) == [Settled("of nobody", True)]
     strange, illegal = Settled("of nobody", True), Settled("r0-1", False, RECEIPT_ILLEGAL)
     assert pollers.settled([Settled("r0-0", True), strange, illegal]) == [strange, illegal]
     assert pollers.settled([Settled("r0-1", False, LEASE_OVER)]) == []
@@ -37,7 +37,7 @@ def test_what_is_kept_is_bounded() -> None:
     names = {worker.consumer for worker in pollers.workers(1)}
     assert (len(names), "c0" in names) == (POLLERS_MAX, False)
     for number in range(SWEEP_COUNT + 1):
-        pollers.took("ann", [message(number)], until_ms=number, now_ms=number)
+        pollers.took("ann", [f"r0-{number}"], until_ms=number, now_ms=number)
     assert len(pollers._leases) == 0
 
 

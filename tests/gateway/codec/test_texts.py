@@ -18,7 +18,7 @@ from gateway.codec.tags import TAG_HEADER
 from gateway.codec.texts import KEPT_RECORDS_MIN, TextCache, render_texts_in_steps
 from store import record_batch
 from store.limits import MiB
-from store.record_batch import Record, at_once
+from store.record_batch import ALIKE_COUNT_MIN, Record, at_once
 from store.types import Entry, QueueKey
 
 json_parts = st.sampled_from(
@@ -55,7 +55,7 @@ def entries(draw: st.DrawFn) -> list[Entry]:
         part = json_parts if is_json else st.one_of(json_parts, other_parts)
         record = st.builds(Record, part, part, time_ms, headers if draw(st.booleans()) else st.just(()))
         records = draw(st.lists(record, min_size=1, max_size=4))
-        records *= draw(st.sampled_from([1, 1, KEPT_RECORDS_MIN]))
+        records *= draw(st.sampled_from([1, 1, KEPT_RECORDS_MIN, ALIKE_COUNT_MIN]))
         made.append(
             entry_of(
                 records,

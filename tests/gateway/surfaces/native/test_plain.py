@@ -1,17 +1,19 @@
-"""gateway/surfaces/native/plain.py: receive and ack through the fast path, over the groups of a store, are answered as
-without it. One message that is sent: tests/gateway/surfaces/http/test_fast_path.py."""
+"""gateway/surfaces/native/plain.py: receive and ack through the fast path, over the groups of a store, and new topics
+are answered as without it. One message that is sent: tests/gateway/surfaces/http/test_fast_path.py."""
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import orjson
 import pytest
 
+from gateway.api.trail import Trail
 from gateway.groups.protocol import LEASE_OVER
 from gateway.surfaces.http.answer_memory import SMALL_BYTES
 from gateway.surfaces.http.connection import Client, Connection
@@ -24,8 +26,9 @@ from store.errors import DiskFull
 from store.limits import KiB
 from tests.gateway.fake_broker import fake_gateway
 from tests.gateway.groups.coordinator.world import World, world
-from tests.gateway.security.kit import policy_of, secured, served
+from tests.gateway.security.kit import Secured, policy_of, secured, served
 from tests.gateway.surfaces.http.plain_requests import ORDINARY, answer, request
+from tests.simdisk import SimDisk
 from tests.waiting import PATIENCE_S, until
 
 VALUES = [b'{"n":%d}' % number for number in range(12)]
@@ -309,3 +312,136 @@ async def test_rights_are_asked_for_the_group_of_the_target_and_for_the_topics_o
             head, _ = await consumer.ask("receive", receive(max_messages=1))
             assert head[9:12] == "401"
             consumer.writer.close()
+
+
+# Topics that are made
+
+
+@asynccontextmanager
+async def audited_topics(scopes: dict[str, list[str]]) -> AsyncIterator[tuple[Secured, Trail, int]]:
+    """A server that asks for tokens and keeps a trail."""
+    safe = await secured(scopes)  # type: ignore[arg-type]
+    trail = Trail(Path("/data"), SimDisk(), safe.clock, monotonic_s=lambda: 0.0, gather_s=0)
+    writing = asyncio.create_task(trail.run())
+    try:
+        async with served(replace(safe.gateway, trail=trail)) as port:
+            yield safe, trail, port
+    finally:
+        writing.cancel()
+        await asyncio.wait([writing])
+        await trail.close()
+
+
+def put(name: str, body: bytes, *headers: str) -> bytes:
+    return request(body, *headers, target=f"/mq/v1/topics/{name}", content_type="application/json", method="PUT")
+
+
+async def test_topics_are_made_answered_and_recorded_as_without_the_fast_path(served_bodies: list[bytes]) -> None:
+    sent = [
+        ("a", b"{}"),
+        ("b", b'{"partitions":3,"retention_ms":5000,"json_keys":"confluent"}'),
+        ("c-1", b'{"partitions":null}'),
+        ("d", b' {"selector":"key","mq_headers":true} '),
+        # the normal path answers these
+        ("a", b"{}"),
+        ("b", b'{"partitions":4}'),
+        ("e", b"{"),
+        ("e", b'{"partitions":0}'),
+        ("e", b'{"oops":1}'),
+        ("e", b'{"selector":"none"}'),
+        ("e_e", b'{"partitions":1}'),  # a name that the broker refuses
+        ("%66", b'{"partitions":1}'),
+        ("g?h=1", b'{"partitions":1}'),
+        ("i/", b'{"partitions":1}'),
+        ("j", b'{"partitions":1}' + b" " * BODY_BYTES_MAX),
+    ]
+
+    async def conversation(*headers: str) -> tuple[list[tuple[str, bytes]], list[dict[str, object]], object, object]:
+        async with audited_topics({"p": ["create:topic:*", "describe:topic:*"]}) as (safe, trail, port):
+            consumer = Consumer(port, "g", f"Authorization: Bearer {safe.tokens['p']}")
+            await consumer.open()
+            own = [f"Authorization: Bearer {safe.tokens['p']}", "X-Request-Id: first"]
+            consumer.writer.write(put("orders", b'{"partitions":2}', *own))
+            await answer(consumer.reader)  # its credential is known from now on
+            answers = []
+            for number, (name, body) in enumerate(sent):
+                own = [f"Authorization: Bearer {safe.tokens['p']}", f"X-Request-Id: r{number}", *headers]
+                consumer.writer.write(put(name, body, *own))
+                answers.append(await answer(consumer.reader))
+            consumer.writer.close()
+            topics = [(one.name, one.partitions, one.config) for one in safe.gateway.routes_table.topics()]
+            statuses = safe.gateway.stats.routes["create_topic"].statuses
+            await trail.close()
+            lines = (await trail.page(lambda _: True, cursor=None, limit=100)).rows
+            return [shape(*one) for one in answers], lines, topics, statuses
+
+    fast = await conversation()
+    assert [body for body in served_bodies if not body.startswith(b"-")] == [body for _, body in sent[:4]]
+    count = len(served_bodies)
+    ordinary = await conversation(ORDINARY)
+    assert len([body for body in served_bodies[count:] if not body.startswith(b"-")]) == 0
+    without_token = [[{**line, "token_id": None} for line in lines] for _, lines, _, _ in (fast, ordinary)]
+    assert without_token[0] == without_token[1]
+    assert (fast[0], *fast[2:]) == (ordinary[0], *ordinary[2:])
+    assert [head[9:12] for head, _ in fast[0]] == [
+        *["201"] * 4, "200", "409", "400", "422", "422", "422", "422", "201", "201", "201", "201",
+    ]  # fmt: skip
+    line = next(line for line in fast[1] if line["request_id"] == "r1")
+    assert (line["action"], line["principal"], line["outcome"], line["status"]) == ("topic.create", "p", "done", 201)
+    assert (line["object"], line["address"]) == ({"topic": "b"}, "127.0.0.1")
+    assert line["details"] == {"partitions": 3, "retention_ms": 5000, "json_keys": "confluent"}
+
+
+async def test_a_topic_is_answered_when_its_line_is_in_the_trail_and_both_name_one_request() -> None:
+    async with audited_topics({"p": ["create:topic:a*"], "q": ["describe:topic:*"]}) as (safe, trail, port):
+        for name in "pq":
+            consumer = Consumer(port, "g")
+            await consumer.open()
+            for topic in ("a1", f"a2{name}", "b"):
+                consumer.writer.write(put(topic, b"{}", f"Authorization: Bearer {safe.tokens[name]}"))
+                head, _ = await answer(consumer.reader)
+                (line,) = (await trail.page(lambda _: True, cursor=None, limit=1)).rows
+                assert head[9:12] == ("403" if name == "q" or topic == "b" else "201")
+                if head[9:12] == "201":
+                    assert line["object"] == {"topic": topic}
+                    assert f"\r\nX-Request-Id: {line['request_id']}\r\n" in head
+            consumer.writer.close()
+        assert [one.name for one in safe.gateway.routes_table.topics()] == ["a1", "a2p", "orders", "other"]
+
+
+async def test_a_topic_whose_making_a_stop_cuts_off_is_in_the_trail(monkeypatch: pytest.MonkeyPatch) -> None:
+    lanes: list[FastPath] = []
+    monkeypatch.setattr(FastPath, "__init__", noted(FastPath.__init__, lanes))
+    async with audited_topics({"p": ["create:topic:*"]}) as (safe, trail, port):
+        consumer = Consumer(port, "g")
+        await consumer.open()
+        own = f"Authorization: Bearer {safe.tokens['p']}"
+        consumer.writer.write(put("a", b"{}", own))
+        await answer(consumer.reader)
+        asked = asyncio.Event()
+
+        async def long(*_: object, **__: object) -> None:
+            asked.set()
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(safe.broker, "create_topic", long)
+        consumer.writer.write(put("b", b"{}", own))
+        async with asyncio.timeout(PATIENCE_S):
+            await asked.wait()
+        (serving,) = lanes[0]._serving
+        serving.cancel()
+        await asyncio.wait([serving])
+        await trail.close()
+        (line,) = (await trail.page(lambda _: True, cursor=None, limit=1)).rows
+        assert (line["object"], line["outcome"], line["status"]) == ({"topic": "b"}, "unknown", None)
+        consumer.writer.close()
+
+
+def noted(make: Callable[..., None], made: list[FastPath]) -> Callable[..., None]:
+    """An `__init__` that keeps what it has made."""
+
+    def init(self: FastPath, *args: object, **options: object) -> None:
+        make(self, *args, **options)
+        made.append(self)
+
+    return init

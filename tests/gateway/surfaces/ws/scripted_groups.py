@@ -24,13 +24,13 @@ from gateway.groups.machines.strategies.base import Partition
 from gateway.groups.machines.subscription import Subscription
 from gateway.groups.protocol import (
     CommittedPosition,
-    Delivered,
     GroupDescription,
     GroupView,
     MemberKey,
     OffsetCommit,
     Receive,
     Received,
+    Run,
     Settled,
     StartSpec,
     TopicPartition,
@@ -229,13 +229,13 @@ class ScriptedGroups:
         self.starts.append(request.start)
         while True:
             more = self._more
-            messages = await self._lease(request)
-            if messages or not request.wait_ms:
-                return Received(tuple(messages), 0)
+            runs = await self._lease(request)
+            if runs or not request.wait_ms:
+                return Received(tuple(runs), 0)
             await more.wait()
 
-    async def _lease(self, request: Receive) -> list[Delivered]:
-        leased: list[Delivered] = []
+    async def _lease(self, request: Receive) -> list[Run]:
+        leased: list[Run] = []
         held = self.held()
         for topic in request.topics:
             for partition in range(self.routes.topic(topic).partitions):
@@ -253,10 +253,9 @@ class ScriptedGroups:
                         self.leases[receipt] = OnLease(key, until_ms)
                         self.attempts[key] = self.attempts.get(key, 0) + 1
                         leased.append(
-                            Delivered(
-                                topic, partition, record.offset, record.key, record.value, record.headers,
-                                record.timestamp, entry.store_time_ms, False, entry.raw_keys,
-                                None if tag is None else tag.decode(), None, self.attempts[key], receipt, until_ms,
+                            Run(
+                                topic, partition, record.offset, [record], entry.store_time_ms, False, entry.raw_keys,
+                                self.attempts[key], [receipt], until_ms,
                             )
                         )  # fmt: skip
         return leased

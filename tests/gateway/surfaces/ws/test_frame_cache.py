@@ -13,10 +13,16 @@ import pytest
 
 from gateway.api.tasks import Tasks
 from gateway.codec.filters import parse_filter
+from gateway.codec.records import render_records_in_steps
+from gateway.codec.texts import KEPT_RECORDS_MIN
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.ws.commands import Form
-from gateway.surfaces.ws.frame_cache import CACHE_BYTES_MAX, FrameCache, Wanted
+from gateway.surfaces.ws.frame_cache import CACHE_BYTES_MAX, FrameCache, Wanted, _render_all, cut_in_ranges
 from gateway.surfaces.ws.merged import Merged
+from gateway.surfaces.ws.protocol import FRAME_BYTES_TARGET
+from store.record_batch import Record, at_once
+from store.types import Entry
+from tests.gateway.codec.test_texts import entry_of
 from tests.gateway.fake_broker import FakeBroker
 from tests.gateway.surfaces.ws.memory import memory_gateway
 from tests.gateway.surfaces.ws.talk import subscribe, talking
@@ -168,3 +174,43 @@ async def test_what_is_asked_while_a_call_runs_goes_into_the_next_one() -> None:
     nobody_waits.cancel()
     await merged.settled()
     assert calls[-1] == [6], "what is asked is done"
+
+
+def test_records_written_as_text_are_what_their_objects_are() -> None:
+    """Entries that are alike, small, with headers, with keys, of bytes, one behind the other."""
+    plain = [Record(None, b'{"a":%d}' % (10 + n), 5) for n in range(20)]
+    keyed = [Record(b"k\xc3\xa4%d" % n, b"[1]", 5 + n) for n in range(KEPT_RECORDS_MIN)]
+    tagged = [Record(None, b"1", 5, [("mq-tag", b"red")] if n == 3 else []) for n in range(20)]
+    odd = [Record(None, None if n else b"\xff", 5) for n in range(20)]
+    alike = [Record(b"%07d" % n, b'{"a":%07d}' % (10**6 + n), 5) for n in range(200)]
+    entries: list[Entry] = []
+    base_offset = 3
+    for records in (plain, keyed[:2], keyed, tagged, plain[:1], odd, alike, plain):
+        made = entry_of(records, base_offset=base_offset, json_values=records is not odd, raw_keys=True)
+        entries.append(made)
+        base_offset = made.next_offset
+    last = base_offset
+    for start, stop in ((3, last), (5, last - 1), (30, 31), (0, 4), (40, 40), (last, last + 5), (100, 250)):
+        asked = [one for one in entries if one.next_offset > start and one.base_offset < stop]
+        objects = at_once(render_records_in_steps("a%b", 1, asked, None, start=start, stop=stop))
+        expected_ends = [int(str(one["offset"])) + 1 for one in objects]
+        expected = [
+            orjson.dumps({**one, "cursor": f"a%b:1={end}"}) for one, end in zip(objects, expected_ends, strict=True)
+        ]
+        assert at_once(_render_all("a%b", 1, asked, start, stop)) == (expected, expected_ends)
+
+
+def test_ranges_end_with_their_count_or_their_bytes() -> None:
+    size = FRAME_BYTES_TARGET // 4
+    messages = [b"m" * (size - 1)] * 3 + [b"m" * (size - 3)] + [b"m" * size] * 3 + [b"x" * 2 * FRAME_BYTES_TARGET, b"y"]
+    ends = list(range(1, 10))
+    ranges = cut_in_ranges(0, 9, ends, messages, None, 100)
+    assert [list(one.ends) for one in ranges] == [[1, 2, 3, 4], [5, 6, 7], [8], [9]]
+    assert [one.marks[-1] for one in ranges] == [len(one.body) for one in ranges]
+    assert ranges[0].marks[-1] == FRAME_BYTES_TARGET - 3
+    few = cut_in_ranges(0, 9, ends, messages, None, 3)
+    assert [list(one.ends) for one in few] == [[1, 2, 3], [4, 5, 6], [7], [8], [9]]
+    payloads = [b"p" * size] * 9
+    binary = cut_in_ranges(0, 9, ends, [b"m"] * 9, payloads, 100)
+    assert [list(one.ends) for one in binary] == [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
+    assert [(one.marks[-1], one.payload_marks[-1]) for one in binary] == [(5, 3 * size)] * 3
