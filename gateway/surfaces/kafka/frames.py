@@ -116,7 +116,10 @@ class Frames:
             return None
         frame = self._view[at : at + size]
         self._at = at + size
-        self._keep_what_is_not_whole()
+        if self._at == len(data):
+            self._set(b"")
+        else:
+            self._keep_what_is_not_whole()
         return frame
 
     def _set(self, data: bytes | bytearray) -> None:
