@@ -320,9 +320,10 @@ async def _fill_with_json(url: str) -> None:
 
 
 async def measured(
-    trees: Sequence[Tree], chosen: Mapping[str, Work], rounds: int, run_s: float
+    trees: Sequence[Tree], chosen: Mapping[str, Work], rounds: int, run_s: float, *, own: bool
 ) -> Mapping[str, Mapping[str, Sequence[Cost]]]:
-    """What each work costs in each tree, round by round. Raises RunFailed."""
+    """What each work costs in each tree, round by round; `own`: without what the kernel's threads take. Raises
+    RunFailed."""
     for tree in trees:
         await fill(tree.server.url, STORED, PUSHED, "raw")
         await fill(tree.server.url, SINGLES, PUSHED_SINGLY, "single")
@@ -343,7 +344,8 @@ async def measured(
             for tree in trees if number % 2 else reversed(trees):
                 meter, began_s = CpuMeter(tree.server.cpu_s, idle_share), time.perf_counter()
                 count = await work(tree, run_s)
-                taken_s, cpu_s = time.perf_counter() - began_s, sum(meter.taken_s())
+                taken_s, (own_s, kernel_s) = time.perf_counter() - began_s, meter.taken_s()
+                cpu_s = own_s if own else own_s + kernel_s
                 found[name][tree.name].append(Cost(cpu_s / count * 1e6, count / taken_s))
         print(_line(name, *(found[name][tree.name] for tree in trees)), flush=True)
     return found
@@ -371,6 +373,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=RUN_S, help="of a run of those workloads that are timed")
     parser.add_argument("--only", default="", help="parts of the names of workloads, with '; ' between them")
     parser.add_argument("--node", action="store_true", help="this checkout's server is a node of a cluster")
+    parser.add_argument("--own", action="store_true", help="the process's CPU time alone: others use the kernel's too")
     parser.add_argument("--acks", choices=("flushed", "written"), default="flushed", help="of both servers")
     parser.add_argument("--dir", type=Path, help="where the servers' data lies; on a disk, not in memory")
     options = parser.parse_args()
@@ -398,7 +401,7 @@ def main() -> None:
             "| work | this, CPU s per million records | other | this / other | this, records/s | other | this / other |"
         )
         print("|---|---:|---:|---|---:|---:|---|", flush=True)
-        uvloop.run(measured(trees, chosen, options.rounds, options.seconds))
+        uvloop.run(measured(trees, chosen, options.rounds, options.seconds, own=options.own))
 
 
 if __name__ == "__main__":

@@ -312,7 +312,8 @@ class KafkaConnection(asyncio.BufferedProtocol):
         """Begin what may be begun now."""
         try:
             while (
-                self._task is None
+                self._frames.has_one
+                and self._task is None
                 and self._write_watchdog is None
                 and len(self._answers) < PIPELINE_MAX
                 and not self._is_closing

@@ -25,6 +25,8 @@ _I16, _I32 = struct.Struct(">h"), struct.Struct(">i")
 _ANSWER, _ANSWER_WITH_START = struct.Struct(">ihqq"), struct.Struct(">ihqqq")
 _UNKNOWN = -1
 _END_BYTES = _I32.size
+_NO_MESSAGE = (struct.pack(">ih", 0, -1), b"\1\0\0")
+"""No records that were refused, no message; compactly, and without tags."""
 
 HEAD_BYTES_MAX = 1 * KiB
 """Of what a connection keeps of its last request. Names of topics have 249 bytes at most; what is longer is read each
@@ -148,9 +150,13 @@ def write_produced(topics: Sequence[tuple[str, Sequence[Produced]]], version: in
                 out += _ANSWER.pack(partition, error_code, base_offset, _UNKNOWN)
             else:
                 out += _ANSWER_WITH_START.pack(partition, error_code, base_offset, _UNKNOWN, log_start_offset)
-            if version >= _MESSAGE_FROM:
-                write_count(out, 0, flexible)  # records that were refused
-                write_text(out, message, flexible)
+            if version < _MESSAGE_FROM:
+                continue
+            if message is None:
+                out += _NO_MESSAGE[flexible]
+                continue
+            write_count(out, 0, flexible)  # records that were refused
+            write_text(out, message, flexible)
             if flexible:
                 out.append(0)
         if flexible:

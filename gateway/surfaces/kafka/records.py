@@ -286,9 +286,10 @@ async def fetch(session: Session, version: int, request: FetchRequest, allowance
                 gateway.stats.kafka.fetched_byte_count += size
             return write_fetched(topics, version)
         allowance.release()
-        woken = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        woken = loop.create_future()
         wake = partial(_end, woken)
-        timer = asyncio.get_running_loop().call_later(until_s - monotonic(), wake)
+        timer = loop.call_later(until_s - monotonic(), wake)
         gateway.stats.long_poll_count += 1
         try:
             async with gateway.consumer.watching(tails, wake):
