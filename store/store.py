@@ -691,6 +691,8 @@ class Store:
     def _begin_once(self, appends: Sequence[Append], acks: Acks) -> asyncio.Future[list[Appended]]:
         """As `_append_once`, begun on return when all is new."""
         idempotency, now_ms = self._idempotency, self._clock.now_ms()
+        if len(appends) == 1 and (following := idempotency.following(appends[0], now_ms)) is not None:
+            return self._begin_new((following,), acks)
         new = idempotency.resolved(appends, now_ms)
         if not idempotency.in_flight(new):
             try:
@@ -698,11 +700,14 @@ class Store:
             except AlreadyStored:
                 pass  # said by the answer, as it may have to wait for the disk
             else:
-                self._refuse_left(new)
-                outcome = self._writer.append(new, acks)
-                idempotency.begin(new, outcome)
-                return outcome
+                return self._begin_new(new, acks)
         return asyncio.ensure_future(self._append_once(appends, acks))
+
+    def _begin_new(self, appends: Sequence[Append], acks: Acks) -> asyncio.Future[list[Appended]]:
+        self._refuse_left(appends)
+        outcome = self._writer.append(appends, acks)
+        self._idempotency.begin(appends, outcome)
+        return outcome
 
     async def refuse_known(self, appends: Sequence[Append], *, acks: Acks) -> None:
         """Raise what `append` would raise now for the identities of these batches (AlreadyStored, IdentityReused,
@@ -725,10 +730,7 @@ class Store:
         return new
 
     async def _append_once(self, appends: Sequence[Append], acks: Acks) -> list[Appended]:
-        appends = await self._only_new(appends, acks)  # in the turn of its check: nothing comes in between
-        self._refuse_left(appends)
-        outcome = self._writer.append(appends, acks)
-        self._idempotency.begin(appends, outcome)
+        outcome = self._begin_new(await self._only_new(appends, acks), acks)  # in the turn of its check
         return await asyncio.shield(outcome)  # who gives up waiting does not end what is under way
 
     def _refuse_left(self, appends: Sequence[Append]) -> None:

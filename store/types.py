@@ -110,7 +110,7 @@ class RecordNumbers(NamedTuple):
     record_count: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)  # as Append
 class Identity:
     """By what a repeated send of a batch is recognised. `message_ids` has one id a record, or NO_ID, or is empty.
     `numbers` becomes `producer` when the batch is appended: what they mean depends on the batch before."""
@@ -181,8 +181,10 @@ class Append:
     def identified(self, identity: Identity) -> Append:
         """A copy with this identity; `replace` takes twice as long."""
         made = object.__new__(Append)
-        for name in Append.__slots__:
-            setattr(made, name, getattr(self, name))
+        made.queue, made.batch, made.record_count = self.queue, self.batch, self.record_count
+        made.json_values, made.tag_hashes, made.light = self.json_values, self.tag_hashes, self.light
+        made.delays, made.sources = self.delays, self.sources
+        made.expected_offset, made.is_given = self.expected_offset, self.is_given
         made.identity = identity
         return made
 

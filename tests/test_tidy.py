@@ -93,7 +93,6 @@ TESTED_THROUGH_OTHERS = {
     "mq.testing.fixtures": "clients/python/test_testing.py",
     "mq.testing.recurring": "clients/python/test_behaviours.py",
     "pyspark_mq.catalog": "spark/test_batch.py",
-    "store.dedup.known": "store/dedup/test_idempotency.py",
     "timer.key_rows": "timer/test_schedule_keys.py",
     "timer.recovery": "timer/test_crash.py",
 }

@@ -928,7 +928,8 @@ class Producer:
         """The number of records of a raw batch, and their tag hashes; of a large one with others' turns in between.
         Raises MalformedBatch, RecordTooLarge, IllegalRecord, UnknownQueue, RequestError."""
         header, tag_hashes = await in_turns(check_sent_in_steps(batch), is_counted=len(batch) >= COUNTED_BYTES)
-        await in_turns(_check_sizes_in_steps(self._routes.topic(topic), batch))
+        if (bytes_max := self._routes.topic(topic).config.max_message_bytes) is not None:
+            await in_turns(_check_sizes_in_steps(bytes_max, batch))
         return header.record_count, tag_hashes
 
     def checked_at_once(self, topic: str, batch: Buffer) -> tuple[int, Sequence[int]]:
@@ -1374,15 +1375,13 @@ def _checked_here(view: TopicView, batch: Buffer, *, is_short: bool) -> tuple[in
             break
         if is_short:
             raise TooLong
-    record_batch.at_once(_check_sizes_in_steps(view, batch))
+    if (bytes_max := view.config.max_message_bytes) is not None:
+        record_batch.at_once(_check_sizes_in_steps(bytes_max, batch))
     return header.record_count, tag_hashes
 
 
-def _check_sizes_in_steps(view: TopicView, batch: Buffer) -> Generator[None, None, None]:
+def _check_sizes_in_steps(bytes_max: int, batch: Buffer) -> Generator[None, None, None]:
     """Raises RequestError."""
-    bytes_max = view.config.max_message_bytes
-    if bytes_max is None:
-        return
     first = 0
     for piece in record_batch.decode_in_pieces(batch):
         _check_sizes(piece, bytes_max, first=first)

@@ -14,8 +14,8 @@ and the read says why.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import NamedTuple
 
@@ -90,21 +90,10 @@ class Consumer:
         )
         return Fetched(entries, status, low, high, next_offset)
 
-    @asynccontextmanager
-    async def watching(self, tails: Sequence[Tail], wake: Wake) -> AsyncIterator[None]:
+    def watching(self, tails: Sequence[Tail], wake: Wake) -> AbstractAsyncContextManager[None]:
         """Within the block, call `wake` when one of these ends has moved or cannot be told: once for each at most. Of
         many, a few are watched in each turn of the event loop: an end that is not known is asked for by a task."""
-        call_offs: list[Callable[[], None]] = []
-        try:
-            is_long = len(tails) > ITEMS_PER_TURN
-            for number, tail in enumerate(tails):
-                if is_long and number % ITEMS_PER_TURN == 0:
-                    await others_turn()
-                call_offs.append(self.watch(*tail, wake))
-            yield
-        finally:
-            for call_off in call_offs:
-                call_off()
+        return _Watching(self, tails, wake)
 
     async def bounds(self, topic: str, partition: int) -> Bounds:
         """The first readable offset, and the one the next record will get. Raises as `fetch`."""
@@ -181,6 +170,34 @@ class Consumer:
         count = self._routes.topic(topic).partitions
         if not 0 <= partition < count:
             raise UnknownPartition(f"topic={topic} has partitions 0 to {count - 1}, not {partition}")
+
+
+class _Watching(AbstractAsyncContextManager[None]):
+    """See `Consumer.watching`. No generator, as `when_set`."""
+
+    __slots__ = ("_call_offs", "_consumer", "_tails", "_wake")
+
+    def __init__(self, consumer: Consumer, tails: Sequence[Tail], wake: Wake) -> None:
+        self._consumer, self._tails, self._wake = consumer, tails, wake
+        self._call_offs: list[Callable[[], None]] = []
+
+    async def __aenter__(self) -> None:
+        is_long = len(self._tails) > ITEMS_PER_TURN
+        try:
+            for number, tail in enumerate(self._tails):
+                if is_long and number % ITEMS_PER_TURN == 0:
+                    await others_turn()
+                self._call_offs.append(self._consumer.watch(*tail, self._wake))
+        except BaseException:
+            self._call_off()
+            raise
+
+    async def __aexit__(self, *_: object) -> None:
+        self._call_off()
+
+    def _call_off(self) -> None:
+        for call_off in self._call_offs:
+            call_off()
 
 
 def out_of_range(topic: str, partition: int, offset: int, bounds: tuple[int, int]) -> RequestError:

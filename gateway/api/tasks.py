@@ -8,8 +8,8 @@ whole    `finish`, and wait for it; who waits may be cancelled, the work is not
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
 from typing import TypeVar
 
 FINISH_TIMEOUT_S = 10.0
@@ -121,25 +121,31 @@ class Tasks:
             result.cancel()  # cancelled ourselves
 
 
-@contextmanager
-def when_set(event: asyncio.Event, call: Callable[[], object]) -> Iterator[None]:
-    """Within the block, call something as soon as the event is set."""
-    is_within = True
+class when_set:
+    """Within the block, call something as soon as the event is set. Each read that waits has one: a generator and what
+    contextlib makes of it would be three times as many calls."""
 
-    def tell(_: object = None) -> None:
-        if is_within:
-            call()
+    __slots__ = ("_call", "_event", "_waiting")
 
-    waiting = event.wait()  # goes as far as the future that it waits for: a task for it would be two turns of the loop
-    try:
-        waiting.send(None).add_done_callback(tell)
-    except StopIteration:
-        asyncio.get_running_loop().call_soon(tell)
-    try:
-        yield
-    finally:
-        is_within = False
-        waiting.close()
+    def __init__(self, event: asyncio.Event, call: Callable[[], object]) -> None:
+        self._event = event
+        self._call: Callable[[], object] | None = call
+
+    def __enter__(self) -> None:
+        # Goes as far as the future that it waits for: a task for it would be two turns of the loop.
+        self._waiting = self._event.wait()
+        try:
+            self._waiting.send(None).add_done_callback(self._tell)
+        except StopIteration:
+            asyncio.get_running_loop().call_soon(self._tell)
+
+    def __exit__(self, *_: object) -> None:
+        self._call = None
+        self._waiting.close()
+
+    def _tell(self, _: object = None) -> None:
+        if self._call is not None:
+            self._call()
 
 
 async def is_set_within(event: asyncio.Event, timeout_s: float | None) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -60,6 +60,16 @@ class DiskLoop:
 def forget_pages(fd: int, end: int) -> None:
     """Take the first `end` bytes of a file, at least one and all of them durable, out of the page cache."""
     os.posix_fadvise(fd, 0, end, os.POSIX_FADV_DONTNEED)
+
+
+def forget_files(directory: Path) -> None:
+    """Have all files in a directory, however deep, durable and out of the page cache."""
+    for path in directory.rglob("*"):
+        with suppress(FileNotFoundError):
+            if path.is_file():
+                with path.open("rb") as file:
+                    os.fdatasync(file.fileno())
+                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 @contextmanager

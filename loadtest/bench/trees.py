@@ -6,6 +6,10 @@ time is that of the process and of kernel threads beside it: on shared machines 
 work's line has the means of the rounds' ratios (this / other, of their logarithms, so that 2 and 1/2 are equally far
 from 1) and their confidence intervals of 95 %.
 
+The works of Kafka's protocol are with prebuilt bytes: what Kafka's Java client sends of records of 1 KB, a request at a
+time; batches of 1 MB in and out, the latter also when the system has nothing of the log in memory; and a record to a
+fetch that waits for it, 1 ms after the one before.
+
 The other checkout is run with this one's Python and packages. Nothing is written into it. With `--node` this checkout's
 server is the only node of a cluster, with an etcd of its own: against this checkout (`.`) that is what being a node
 costs a server that is alone.
@@ -14,6 +18,8 @@ costs a server that is alone.
 from __future__ import annotations
 
 import argparse
+import asyncio
+import secrets
 import sys
 import tempfile
 import time
@@ -27,6 +33,7 @@ import aiohttp
 import orjson
 import uvloop
 
+from loadtest.bench.disk import forget_files
 from loadtest.bench.groups_wire import make_topics, over_http, over_websocket
 from loadtest.bench.nodes import etcd_running, node_running
 from loadtest.bench.payloads import BATCH_TYPE, JSON_TYPE, RECORDS_PER_BATCH, json_body, raw_batch
@@ -34,9 +41,13 @@ from loadtest.bench.push_work import Subscribing, fill, one_subscriber
 from loadtest.bench.request import LoadClient, Request, RunFailed
 from loadtest.bench.wrk_client import WrkClient
 from loadtest.kernel_cpu import CpuMeter, idle_kernel_cpu_share
+from loadtest.peers import kafka_protocol as kafka
 from loadtest.peers import replay
+from loadtest.peers.servers import free_port
 from loadtest.process import Running, end_when_told, running_server
 from loadtest.stats import mean_ratio
+from store.limits import MiB
+from store.record_batch import encode_columns, numbered
 
 ROUNDS = 12
 RUN_S = 1.5
@@ -54,6 +65,14 @@ the first and the last are larger than what a server keeps of rendered records: 
 
 REPLAYING = 4
 
+KAFKA, KAFKA_HOST = "Kafka: ", "127.0.0.1"
+SMALL_RECORDS, LARGE_RECORDS, KB_BYTES = 15, 1_000, 1_000
+LARGE, LARGE_BATCHES = "kafka-large", 200
+"""The topic that is read, 200 MB: more than what a server keeps in memory of what came last."""
+
+FETCH_BYTES = 1 * MiB
+PAUSE_S = 0.001
+
 CONSUMERS = 8
 RECEIVE_BATCH = 100
 SMALL_CONSUMERS, SMALL_RECEIVE_BATCH = 16, 32
@@ -67,10 +86,12 @@ RAW_PULL = f"/topics/{STORED}/partitions/0/records?offset=0&max_bytes=1048576"
 
 
 class Tree(NamedTuple):
-    """The server of a checkout."""
+    """The server of a checkout, its port for Kafka clients (0: it has none), and where its data are."""
 
     name: str
     server: Running
+    kafka_port: int
+    directory: Path
 
 
 Work = Callable[[Tree, float], Awaitable[float]]
@@ -169,8 +190,65 @@ def workloads(client: LoadClient) -> Mapping[str, Work]:
 
         return run
 
+    async def kafka_small(tree: Tree, duration_s: float) -> float:
+        """A batch of 15 records a request, as an idempotent producer numbers them."""
+        topic, producer_id, count = f"small-{next(groups)}", secrets.randbits(62), 0
+        await make_topic(tree, topic)
+        until_s = time.monotonic() + duration_s
+        async with replay.connected(KAFKA_HOST, tree.kafka_port, 1) as (connection,):
+            while time.monotonic() < until_s:
+                request = kafka.produce_compactly(topic, numbered(small, producer_id, 0, count))
+                connection.skip(await connection.answer(request, kafka.produced_compactly))
+                count += SMALL_RECORDS
+        return float(count)
+
+    async def kafka_large(tree: Tree, duration_s: float) -> float:
+        topic = f"large-{next(groups)}"
+        await make_topic(tree, topic)
+        done = await replay.replay(
+            KAFKA_HOST, tree.kafka_port,
+            request=kafka.produce(topic, large), whole=kafka.produced_bytes, records=LARGE_RECORDS,
+            connections=1, duration_s=duration_s, warm_s=0.0,
+        )  # fmt: skip
+        return float(done["records"])
+
+    async def kafka_fetch(tree: Tree, duration_s: float) -> float:
+        done = await replay.fetch(
+            KAFKA_HOST, tree.kafka_port,
+            request=lambda offset: kafka.fetch(LARGE, offset, FETCH_BYTES), whole=kafka.fetched,
+            count=LARGE_BATCHES * LARGE_RECORDS, duration_s=duration_s, warm_s=0.0,
+        )  # fmt: skip
+        return float(done["records"])
+
+    async def kafka_fetch_from_disk(tree: Tree, duration_s: float) -> float:
+        """All of the topic, once."""
+        del duration_s
+        forget_files(tree.directory / "commitlog")
+        offset = 0
+        async with replay.connected(KAFKA_HOST, tree.kafka_port, 1) as (connection,):
+            while offset < LARGE_BATCHES * LARGE_RECORDS:
+                found = await connection.answer(kafka.fetch(LARGE, offset, FETCH_BYTES), kafka.fetched)
+                connection.skip(found.size_bytes)
+                offset = found.next_offset
+        return float(offset)
+
+    async def kafka_waiting(tree: Tree, duration_s: float) -> float:
+        topic, offset = f"waits-{next(groups)}", 0
+        await make_topic(tree, topic)
+        until_s = time.monotonic() + duration_s
+        async with replay.connected(KAFKA_HOST, tree.kafka_port, 2) as (reader, writer):
+            while time.monotonic() < until_s:
+                fetching = asyncio.ensure_future(reader.answer(kafka.fetch(topic, offset, FETCH_BYTES), kafka.fetched))
+                await asyncio.sleep(PAUSE_S)
+                writer.skip(await writer.answer(kafka.produce_compactly(topic, single), kafka.produced_compactly))
+                found = await fetching
+                reader.skip(found.size_bytes)
+                offset = found.next_offset
+        return float(offset)
+
     one, batch = json_body([1]), json_body(range(RECORDS_PER_BATCH))
     raw = raw_batch(range(RECORDS_PER_BATCH))
+    single, small, large = (_plain(count) for count in (1, SMALL_RECORDS, LARGE_RECORDS))
     return {
         "POST, one record, durable": load(1, Request("POST", "/topics/sent", sent, one)),
         "POST, one record, written": load(1, Request("POST", "/topics/sent?acks=written", sent, one)),
@@ -195,7 +273,34 @@ def workloads(client: LoadClient) -> Mapping[str, Work]:
         "queue mode, batches of 32, HTTP": queue(over_http, SMALL_CONSUMERS, SMALL_RECEIVE_BATCH),
         "queue mode, batches of 32, WebSocket": queue(over_websocket, SMALL_CONSUMERS, SMALL_RECEIVE_BATCH),
         "topics, one a request": make,
+        f"{KAFKA}produce, 15 records of 1 KB a request": kafka_small,
+        f"{KAFKA}produce, batches of 1 MB": kafka_large,
+        f"{KAFKA}fetch, batches of 1 MB": kafka_fetch,
+        f"{KAFKA}fetch, batches of 1 MB from the disk": kafka_fetch_from_disk,
+        f"{KAFKA}a record to the fetch that waits": kafka_waiting,
     }
+
+
+def _plain(count: int) -> bytearray:
+    """A batch of records of 1 KB."""
+    return encode_columns(None, [bytes(KB_BYTES)] * count, time.time_ns() // 1_000_000)
+
+
+async def make_topic(tree: Tree, topic: str) -> None:
+    """A topic of one partition."""
+    async with (
+        aiohttp.ClientSession() as session,
+        session.put(f"{tree.server.url}/mq/v1/topics/{topic}", json={"partitions": 1}) as made,
+    ):
+        made.raise_for_status()
+
+
+async def _fill_for_kafka(tree: Tree) -> None:
+    await make_topic(tree, LARGE)
+    request = kafka.produce(LARGE, _plain(LARGE_RECORDS))
+    async with replay.connected(KAFKA_HOST, tree.kafka_port, 1) as (connection,):
+        for _ in range(LARGE_BATCHES):
+            connection.skip(await connection.answer(request, kafka.produced_bytes))
 
 
 def _typed() -> Mapping[str, str]:
@@ -215,9 +320,10 @@ async def _fill_with_json(url: str) -> None:
 
 
 async def measured(
-    trees: Sequence[Tree], chosen: Mapping[str, Work], rounds: int, run_s: float
+    trees: Sequence[Tree], chosen: Mapping[str, Work], rounds: int, run_s: float, *, own: bool
 ) -> Mapping[str, Mapping[str, Sequence[Cost]]]:
-    """What each work costs in each tree, round by round. Raises RunFailed."""
+    """What each work costs in each tree, round by round; `own`: without what the kernel's threads take. Raises
+    RunFailed."""
     for tree in trees:
         await fill(tree.server.url, STORED, PUSHED, "raw")
         await fill(tree.server.url, SINGLES, PUSHED_SINGLY, "single")
@@ -227,6 +333,8 @@ async def measured(
             session.put(f"{tree.server.url}/mq/v1/topics/sent", json={"partitions": 4}) as answer,
         ):
             answer.raise_for_status()
+        if any(name.startswith(KAFKA) for name in chosen):
+            await _fill_for_kafka(tree)
     idle_share = idle_kernel_cpu_share()
     found: dict[str, dict[str, list[Cost]]] = {name: {tree.name: [] for tree in trees} for name in chosen}
     for name, work in chosen.items():
@@ -236,7 +344,8 @@ async def measured(
             for tree in trees if number % 2 else reversed(trees):
                 meter, began_s = CpuMeter(tree.server.cpu_s, idle_share), time.perf_counter()
                 count = await work(tree, run_s)
-                taken_s, cpu_s = time.perf_counter() - began_s, sum(meter.taken_s())
+                taken_s, (own_s, kernel_s) = time.perf_counter() - began_s, meter.taken_s()
+                cpu_s = own_s if own else own_s + kernel_s
                 found[name][tree.name].append(Cost(cpu_s / count * 1e6, count / taken_s))
         print(_line(name, *(found[name][tree.name] for tree in trees)), flush=True)
     return found
@@ -264,28 +373,35 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=RUN_S, help="of a run of those workloads that are timed")
     parser.add_argument("--only", default="", help="parts of the names of workloads, with '; ' between them")
     parser.add_argument("--node", action="store_true", help="this checkout's server is a node of a cluster")
+    parser.add_argument("--own", action="store_true", help="the process's CPU time alone: others use the kernel's too")
+    parser.add_argument("--acks", choices=("flushed", "written"), default="flushed", help="of both servers")
     parser.add_argument("--dir", type=Path, help="where the servers' data lies; on a disk, not in memory")
     options = parser.parse_args()
     client = WrkClient.find()
     if client is None:
         sys.exit("wrk is missing: apt-get install wrk")
     chosen = {
-        name: work for name, work in workloads(client).items() if any(part in name for part in options.only.split("; "))
+        name: work
+        for name, work in workloads(client).items()
+        if any(part in name for part in options.only.split("; ")) and not (options.node and name.startswith(KAFKA))
     }
     with tempfile.TemporaryDirectory(prefix="mq-trees-", dir=options.dir) as directory, ExitStack() as stack:
         trees = []
         for name, tree in (("this", Path.cwd()), ("other", options.other)):
+            data, port = Path(directory) / name, 0
             if options.node and name == "this":
                 etcd = etcd_running(stack, Path(directory))
                 running = node_running(stack, Path(directory), name, etcd.url)
             else:
-                running = stack.enter_context(running_server(Path(directory) / name, tree=tree.absolute()))
-            trees.append(Tree(name, running))
+                port = free_port()
+                own = ("--kafka-port", str(port), "--acks", options.acks)
+                running = stack.enter_context(running_server(data, *own, tree=tree.absolute()))
+            trees.append(Tree(name, running, port, data))
         print(
             "| work | this, CPU s per million records | other | this / other | this, records/s | other | this / other |"
         )
         print("|---|---:|---:|---|---:|---:|---|", flush=True)
-        uvloop.run(measured(trees, chosen, options.rounds, options.seconds))
+        uvloop.run(measured(trees, chosen, options.rounds, options.seconds, own=options.own))
 
 
 if __name__ == "__main__":

@@ -65,6 +65,23 @@ class KnownSends:
             Identity(message_ids=identity.message_ids, request=identity.request, producer=producer)
         )
 
+    def following(self, append: Append, now_ms: int) -> Append | None:
+        """The batch with its number, if it has nothing but numbers, its producer is known, and it is behind all that
+        this one has sent: it is new then, waits for nothing, and needs no more room. Nearly every batch of Kafka's
+        producers is so. None: `resolved`, `in_flight` and `check` say. Raises SequenceGap, ProducerFenced."""
+        identity = append.identity
+        if identity is None or (numbers := identity.numbers) is None or identity.message_ids or identity.request:
+            return None
+        producer_id, queue = numbers.producer_id, append.queue
+        stored = self._producers.newest(queue, producer_id, now_ms)
+        if stored is None:
+            return None
+        newest = max((stored, *self._producers_in_flight.get((producer_id, queue), ())))
+        number = batch_number(numbers, newest)
+        if number <= newest:
+            return None
+        return append.identified(Identity(producer=ProducerSequence(producer_id, number)))
+
     def in_flight(self, appends: Sequence[Append]) -> set[Waiter]:
         """The calls under way that must be answered before it can be said whether these batches are known."""
         waiters: set[Waiter] = set()

@@ -166,6 +166,7 @@ class Writer:
         self._waiting_bytes = 0
         self._loop = asyncio.get_running_loop()
         self._work = asyncio.Event()
+        self._alarm: asyncio.TimerHandle | None = None  # sets `_work` when it is time to flush
         self._stopping = False
         self._failure: StoreError | None = None
         self._pace = Pace()
@@ -311,6 +312,8 @@ class Writer:
             self._refuse(group, self._failure)
             raise
         finally:
+            if self._alarm is not None:
+                self._alarm.cancel()
             if self._flush is not None:
                 await asyncio.gather(self._flush, return_exceptions=True)
 
@@ -385,14 +388,15 @@ class Writer:
         if self._waiting or (self._stopping if flush is None else flush.done()):
             return
         self._work.clear()
-        if flush is not None or self._flush_at is None:  # the end of a flush sets `_work` as well
-            await self._work.wait()
-            return
-        handle = loop.call_at(self._flush_at, self._work.set)
-        try:
-            await self._work.wait()
-        finally:
-            handle.cancel()
+        # The end of a flush sets `_work` as well. An alarm is left alone by what comes before it, a thousand groups
+        # perhaps: it is of the oldest of them, and at worst the writer looks once more.
+        if flush is None and self._alarm is None and (flush_at := self._flush_at) is not None:
+            self._alarm = loop.call_at(flush_at, self._ring)
+        await self._work.wait()
+
+    def _ring(self) -> None:
+        self._alarm = None
+        self._work.set()
 
     def _take_group(self) -> list[_Call]:
         if self._waiting_bytes <= GROUP_BYTES_MAX:

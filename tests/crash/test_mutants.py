@@ -463,6 +463,13 @@ MUTANTS = [
         "tests/store/dedup/test_idempotency.py",
     ),
     Mutant(
+        "take a producer's last batch, sent again, for its next",
+        "store/dedup/known.py",
+        "        if number <= newest:\n",
+        "        if number < newest:\n",
+        "tests/store/dedup/test_known.py",
+    ),
+    Mutant(
         "let sends take the room of what the server has to note",
         "store/log/writer.py",
         "            end if is_own else end + self._config.own_reserve_bytes,\n",

@@ -303,6 +303,14 @@ async def test_only_written_records_are_synced_after_the_flush_interval() -> Non
     assert [call.operation for call in disk.calls] == ["datasync"]
     async with opened(disk.crash(Random(0))) as again:
         assert await values_of(again, queue) == [b"a"]
+    await put(store, queue, b"b", acks=Acks.WRITTEN)  # the time that it is due is not that of what comes behind
+    await put(store, queue, b"c")
+    await put(store, queue, b"d", acks=Acks.WRITTEN)
+    executor.called.clear()
+    async with asyncio.timeout(PATIENCE_S):
+        await executor.called.wait()
+    async with opened(disk.crash(Random(0))) as again:
+        assert await values_of(again, queue) == [b"a", b"b", b"c", b"d"]
     await store.close()
 
 

@@ -12,6 +12,7 @@ import struct
 from gateway.surfaces.kafka.schema import Malformed, Reader, write_varint
 
 _I16, _I32 = struct.Struct(">h"), struct.Struct(">i")
+_ONE_BYTE_MAX = 0x7F
 
 
 def length(reader: Reader, form: struct.Struct, flexible: bool) -> int:
@@ -37,18 +38,20 @@ def text(reader: Reader, flexible: bool) -> str:
 
 def write_text(out: bytearray, value: str | None, flexible: bool) -> None:
     """Append a string or null."""
-    content = None if value is None else value.encode()
-    size = -1 if content is None else len(content)
+    content = b"" if value is None else value.encode()
+    size = -1 if value is None else len(content)
     if flexible:
-        write_varint(out, size + 1)
+        write_count(out, size, flexible)
     else:
         out += _I16.pack(size)
-    out += content or b""
+    out += content
 
 
 def write_count(out: bytearray, value: int, flexible: bool) -> None:
     """Append the count of an array."""
-    if flexible:
-        write_varint(out, value + 1)
-    else:
+    if not flexible:
         out += _I32.pack(value)
+    elif value < _ONE_BYTE_MAX:
+        out.append(value + 1)
+    else:
+        write_varint(out, value + 1)

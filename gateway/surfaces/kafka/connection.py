@@ -20,6 +20,7 @@ from typing import Protocol, cast
 
 from gateway.auth.access import NOBODY
 from gateway.auth.address import counted_as
+from gateway.auth.rates import Rates
 from gateway.settings.kafka import KafkaListener
 from gateway.surfaces.http.answer_memory import Allowance
 from gateway.surfaces.http.connection import ConnectionLimiter
@@ -43,6 +44,9 @@ UNKNOWN_FRAME_BYTES_MAX = 64 * KiB
 
 AUTHENTICATION_TIMEOUT_S = 10.0
 MALFORMED_LOG_INTERVAL_S = 60.0
+JOINED_BYTES_MAX = 4 * KiB
+"""What is sent as one piece: several cost the transport more than to put so little together."""
+
 _READ = memoryview(bytearray(128 * KiB))
 """Where all is read to that is not the rest of a large frame; it is copied before anything else is read."""
 
@@ -266,7 +270,8 @@ class KafkaConnection(asyncio.BufferedProtocol):
         if self._is_closing:
             return
         now_s = self._heard_s = monotonic()
-        if self._frames.is_between and self._session is not None and self._session.is_known:
+        is_known = self._session is not None and self._session.is_known
+        if is_known and self._frames.is_between:
             self._began_s = now_s
         stats = self._gateway.stats
         self._held_bytes += size
@@ -281,7 +286,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
             self._frames.feed(data)
         self._read_turns.took(self, size)
         if self._frames.has_one:
-            if self._session is not None and self._session.is_known:
+            if is_known:
                 self._began_s = now_s  # of the next request, if some of it is here
             if not self._is_resting:
                 self._pump()
@@ -311,7 +316,8 @@ class KafkaConnection(asyncio.BufferedProtocol):
         """Begin what may be begun now."""
         try:
             while (
-                self._task is None
+                self._frames.has_one
+                and self._task is None
                 and self._write_watchdog is None
                 and len(self._answers) < PIPELINE_MAX
                 and not self._is_closing
@@ -385,7 +391,8 @@ class KafkaConnection(asyncio.BufferedProtocol):
 
     async def _serve(self, session: Session, header: Header, frame: memoryview, answer: Answer, done: Done) -> None:
         try:
-            await self._pay(session, len(frame))
+            if self._gateway.rates is not None:
+                await self._pay(session, self._gateway.rates, len(frame))
             if header.key == PRODUCE:
                 await self._served.serve_produce(session, header, frame, done)
             else:
@@ -402,11 +409,8 @@ class KafkaConnection(asyncio.BufferedProtocol):
             self._made(header, answer, answer.buffers)
         self._pump()
 
-    async def _pay(self, session: Session, size: int) -> None:
+    async def _pay(self, session: Session, rates: Rates, size: int) -> None:
         """Wait until the client may send one more request: Kafka's clients are slowed down, not refused."""
-        rates = self._gateway.rates
-        if rates is None:
-            return
         while (wait_ms := rates.spend(session.payer, requests=1)) is not None:  # noqa: ASYNC110 - time alone says when
             await asyncio.sleep(wait_ms / 1000)
         rates.owe(session.payer, bytes_=size)
@@ -442,9 +446,11 @@ class KafkaConnection(asyncio.BufferedProtocol):
         if transport is None or transport.is_closing():
             self._taken()
             return
-        if out:
+        if sum(map(len, out)) <= JOINED_BYTES_MAX:
+            transport.write(b"".join(out))
+        else:
             transport.writelines(out)
-        if self._write_watchdog is None:
+        if self._held_until_taken and self._write_watchdog is None:
             self._taken()
         if is_last:
             self.close()

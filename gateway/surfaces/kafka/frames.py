@@ -47,12 +47,15 @@ class Frames:
     or the first `_have` bytes of `_large`.
     """
 
-    __slots__ = ("_at", "_data", "_have", "_large", "_need", "_parts", "_view", "bytes_max", "room")
+    __slots__ = ("_at", "_data", "_have", "_large", "_need", "_parts", "_view", "bytes_max", "has_one", "room")
 
     def __init__(self, bytes_max: int) -> None:
         self.bytes_max = bytes_max
         self._data: bytes | bytearray = b""
         self._view = memoryview(b"")
+        self.has_one = False
+        """Whether a frame can be taken, or refused: whether there are `_data`."""
+
         self._at = 0
         self._large = bytearray()
         self.room: memoryview | None = None
@@ -66,11 +69,6 @@ class Frames:
     def is_between(self) -> bool:
         """Whether nothing of a frame is waiting for the rest of it."""
         return self._have == 0
-
-    @property
-    def has_one(self) -> bool:
-        """Whether a frame can be taken, or refused."""
-        return self._at < len(self._data)
 
     def clear(self) -> None:
         """Forget what has come: it will not be read."""
@@ -105,7 +103,7 @@ class Frames:
     def take(self) -> memoryview | None:
         """The next frame, without its size; None when there is none. Raises Malformed."""
         at, data = self._at, self._data
-        if at == len(data):
+        if not self.has_one:
             return None
         (size,) = _SIZE.unpack_from(data, at)
         if not REQUEST_BYTES_MIN <= size <= self.bytes_max:
@@ -116,11 +114,14 @@ class Frames:
             return None
         frame = self._view[at : at + size]
         self._at = at + size
-        self._keep_what_is_not_whole()
+        if self._at == len(data):
+            self._set(b"")
+        else:
+            self._keep_what_is_not_whole()
         return frame
 
     def _set(self, data: bytes | bytearray) -> None:
-        self._data, self._view, self._at = data, memoryview(data), 0
+        self._data, self._view, self._at, self.has_one = data, memoryview(data), 0, bool(data)
 
     def _keep_what_is_not_whole(self) -> None:
         at, data = self._at, self._data
@@ -180,9 +181,12 @@ def read_header(frame: memoryview) -> Header:
     if key != API_VERSIONS and not api.min_version <= version <= api.max_version:
         raise Malformed(f"{api.name} version {version}; {api.min_version} to {api.max_version} are served")
     if version >= api.flexible:
-        reader = Reader(frame, at)
-        reader.skip_tags()
-        at = reader.at
+        if at < len(frame) and not frame[at]:  # as nearly all have it: no tags
+            at += 1
+        else:
+            reader = Reader(frame, at)
+            reader.skip_tags()
+            at = reader.at
     return Header(key, version, correlation_id, client_id, at)
 
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from gateway.surfaces.kafka.by_hand import count, length, text, write_count, write_text
 from gateway.surfaces.kafka.schema import Malformed, Reader
+from store.limits import KiB
 
 FLEXIBLE = 9
 _LOG_START_FROM, _MESSAGE_FROM = 5, 8
@@ -23,6 +24,13 @@ _LOG_START_FROM, _MESSAGE_FROM = 5, 8
 _I16, _I32 = struct.Struct(">h"), struct.Struct(">i")
 _ANSWER, _ANSWER_WITH_START = struct.Struct(">ihqq"), struct.Struct(">ihqqq")
 _UNKNOWN = -1
+_END_BYTES = _I32.size
+_NO_MESSAGE = (struct.pack(">ih", 0, -1), b"\1\0\0")
+"""No records that were refused, no message; compactly, and without tags."""
+
+HEAD_BYTES_MAX = 1 * KiB
+"""Of what a connection keeps of its last request. Names of topics have 249 bytes at most; what is longer is read each
+time."""
 
 
 class PartitionRecords(NamedTuple):
@@ -33,11 +41,13 @@ class PartitionRecords(NamedTuple):
 
 
 class ProduceRequest(NamedTuple):
-    """A request to append; `topics` in the order of the request."""
+    """A request to append; `topics` in the order of the request. `records_at`: the byte at which the length of the last
+    partition's records is."""
 
     is_transactional: bool
     acks: int
     topics: Sequence[tuple[str, Sequence[PartitionRecords]]]
+    records_at: int = 0
 
 
 class Produced(NamedTuple):
@@ -64,6 +74,7 @@ def read_produce(frame: memoryview, at: int, version: int, partitions_max: int |
     acks = reader.unpack(_I16)
     reader.unpack(_I32)
     topics = []
+    records_at = at
     for _ in range(count(reader, flexible)):
         name = text(reader, flexible)
         partitions = []
@@ -74,18 +85,56 @@ def read_produce(frame: memoryview, at: int, version: int, partitions_max: int |
                 raise TooMany
         for _ in range(partition_count):
             partition = reader.unpack(_I32)
-            size = length(reader, _I32, flexible)
-            if size > reader.end - reader.at:
-                raise Malformed(f"{size} bytes of records at byte {reader.at} of {reader.end}")
-            records = frame[reader.at : reader.at + size] if size >= 0 else None
-            reader.at += max(0, size)
-            if flexible:
-                reader.skip_tags()
-            partitions.append(PartitionRecords(partition, records))
+            records_at = reader.at
+            partitions.append(PartitionRecords(partition, _records(frame, reader, flexible)))
         if flexible:
             reader.skip_tags()
         topics.append((name, partitions))
-    return ProduceRequest(id_length >= 0, acks, topics)
+    return ProduceRequest(id_length >= 0, acks, topics, records_at)
+
+
+class ProduceReader:
+    """Reads the requests of one connection. Most are for one partition, and begin with the same bytes as the one
+    before, up to the length of their records: those are compared, not read again."""
+
+    __slots__ = ("_head", "_last", "_version")
+
+    def __init__(self) -> None:
+        self._version = -1
+        self._head = b""  # of the message of a request in this version, up to the length of its records
+        self._last = ProduceRequest(False, 0, ())  # what it says
+
+    def read(self, frame: memoryview, at: int, version: int, partitions_max: int) -> ProduceRequest:
+        """As `read_produce`."""
+        records_at = at + len(self._head)
+        if version == self._version and frame[at:records_at] == self._head:
+            flexible = version >= FLEXIBLE
+            reader = Reader(frame, records_at)
+            records = _records(frame, reader, flexible)
+            if flexible:
+                reader.skip_tags()
+            is_transactional, acks, ((topic, ((partition, _),)),), _ = self._last
+            topics = [(topic, [PartitionRecords(partition, records)])]
+            return ProduceRequest(is_transactional, acks, topics, records_at)
+        request = read_produce(frame, at, version, partitions_max)
+        if [len(partitions) for _, partitions in request.topics] == [1] and request.records_at - at <= HEAD_BYTES_MAX:
+            self._version, self._head = version, bytes(frame[at : request.records_at])
+            ((topic, ((partition, _),)),) = request.topics
+            self._last = request._replace(topics=[(topic, [PartitionRecords(partition, None)])])
+        return request
+
+
+def _records(frame: memoryview, reader: Reader, flexible: bool) -> memoryview | None:
+    """The records of one partition, up to behind its tags."""
+    size = length(reader, _I32, flexible)
+    at = reader.at
+    if size > reader.end - at:
+        raise Malformed(f"{size} bytes of records at byte {at} of {reader.end}")
+    reader.at = at + max(0, size)
+    records = frame[at : reader.at] if size >= 0 else None
+    if flexible:
+        reader.skip_tags()
+    return records
 
 
 def write_produced(topics: Sequence[tuple[str, Sequence[Produced]]], version: int) -> bytearray:
@@ -101,14 +150,16 @@ def write_produced(topics: Sequence[tuple[str, Sequence[Produced]]], version: in
                 out += _ANSWER.pack(partition, error_code, base_offset, _UNKNOWN)
             else:
                 out += _ANSWER_WITH_START.pack(partition, error_code, base_offset, _UNKNOWN, log_start_offset)
-            if version >= _MESSAGE_FROM:
-                write_count(out, 0, flexible)  # records that were refused
-                write_text(out, message, flexible)
+            if version < _MESSAGE_FROM:
+                continue
+            if message is None:
+                out += _NO_MESSAGE[flexible]
+                continue
+            write_count(out, 0, flexible)  # records that were refused
+            write_text(out, message, flexible)
             if flexible:
                 out.append(0)
         if flexible:
             out.append(0)
-    out += _I32.pack(0)
-    if flexible:
-        out.append(0)
+    out += bytes(_END_BYTES + flexible)  # no throttle time, no tags
     return out

@@ -8,6 +8,7 @@ from contextlib import suppress
 from functools import partial
 from secrets import randbits
 from time import monotonic
+from typing import NamedTuple
 
 from gateway.api.producer import COUNTED_BYTES, Begun, Receipt, TooLong
 from gateway.api.read import Tail
@@ -272,25 +273,29 @@ async def fetch(session: Session, version: int, request: FetchRequest, allowance
             await asyncio.sleep(AGAIN_WAIT_S)
         session.is_short_of_room = False
     while True:
-        room_bytes = allowance.reserve(max(1, min(request.max_bytes, gateway.limits.fetch_bytes_max)))
-        async with gateway.stats.answers.making:
-            topics, size, has_error, tails = await _read_all(session, request, room_bytes)
-            if size > SMALL_BYTES:
-                await others_turn()  # held meanwhile: of hundreds that ask at once, one has its turn
+        found = _at_ends(session, request)
+        if found is None:
+            room_bytes = allowance.reserve(max(1, min(request.max_bytes, gateway.limits.fetch_bytes_max)))
+            async with gateway.stats.answers.making:
+                found = await _read_all(session, request, room_bytes)
+                if found.size > SMALL_BYTES:
+                    await others_turn()  # held meanwhile: of hundreds that ask at once, one has its turn
+        topics, size, has_error, tails = found
         left_s = until_s - monotonic()
         is_over = size >= request.min_bytes or has_error or left_s <= 0 or gateway.draining.is_set()
         if is_over or session.access.is_over:
             if not allowance.hold(size):  # others' responses fill the memory: the client asks again
                 session.is_short_of_room = True
                 await asyncio.sleep(FULL_WAIT_S)
-                topics = [(name, [one._replace(batches=()) for one in found]) for name, found in topics]
+                topics = [(name, [one._replace(batches=()) for one in batches]) for name, batches in topics]
             else:
                 gateway.stats.kafka.fetched_byte_count += size
             return write_fetched(topics, version)
         allowance.release()
-        woken = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        woken = loop.create_future()
         wake = partial(_end, woken)
-        timer = asyncio.get_running_loop().call_later(until_s - monotonic(), wake)
+        timer = loop.call_later(until_s - monotonic(), wake)
         gateway.stats.long_poll_count += 1
         try:
             async with gateway.consumer.watching(tails, wake):
@@ -306,14 +311,41 @@ def _end(wait: asyncio.Future[None]) -> None:
         wait.set_result(None)
 
 
-_Topics = list[tuple[str, Sequence[PartitionBatches]]]
-
-
-async def _read_all(session: Session, request: FetchRequest, room_bytes: int) -> tuple[_Topics, int, bool, list[Tail]]:
+class _Found(NamedTuple):
     """What there is of all partitions, its bytes, whether something is wrong, and the ends of what was read to its
     end."""
-    topics: _Topics = []
+
+    topics: list[tuple[str, Sequence[PartitionBatches]]]
+    size: int
+    has_error: bool
+    tails: Sequence[Tail]
+
+
+def _at_ends(session: Session, request: FetchRequest) -> _Found | None:
+    """What `_read_all` finds where nothing is to be read: of a request that asks for what is behind the known ends of a
+    few partitions, as all do that wait. None for any other."""
+    is_end = session.gateway.consumer.is_end
+    topics: list[tuple[str, Sequence[PartitionBatches]]] = []
     tails: dict[Tail, None] = {}  # each once, however often a request names its partition
+    for topic, wanted in request.topics:
+        if len(topics) + len(tails) + len(wanted) > ITEMS_PER_TURN or not session.may(Permission.RECEIVE, topic=topic):
+            return None
+        for number, epoch, offset, _ in wanted:
+            if refusal(session, topic, number, epoch) or not is_end(topic, number, offset):
+                return None
+            tails[Tail(topic, number, offset)] = None
+        topics.append((topic, [_nothing_behind(one) for one in wanted]))
+    return _Found(topics, 0, False, list(tails))
+
+
+def _nothing_behind(one: PartitionFetch) -> PartitionBatches:
+    return PartitionBatches(one.partition, errors.NONE, one.offset, _NO_OFFSET, ())
+
+
+async def _read_all(session: Session, request: FetchRequest, room_bytes: int) -> _Found:
+    """Read in turns."""
+    topics: list[tuple[str, Sequence[PartitionBatches]]] = []
+    tails: dict[Tail, None] = {}
     size, has_error, seen_count = 0, False, 0
     is_end = session.gateway.consumer.is_end
     for topic, wanted in request.topics:
@@ -325,7 +357,7 @@ async def _read_all(session: Session, request: FetchRequest, room_bytes: int) ->
             elif code := refusal(session, topic, one.partition, one.leader_epoch):
                 found.append(_nothing(one.partition, code))
             elif is_end(topic, one.partition, one.offset):
-                found.append(PartitionBatches(one.partition, errors.NONE, one.offset, _NO_OFFSET, ()))
+                found.append(_nothing_behind(one))
                 tails[Tail(topic, one.partition, one.offset)] = None
             else:
                 batches = await _read(session, topic, one, room_bytes - size)
@@ -338,7 +370,7 @@ async def _read_all(session: Session, request: FetchRequest, room_bytes: int) ->
                 await others_turn()
             has_error = has_error or found[-1].error_code != errors.NONE
         topics.append((topic, found))
-    return topics, size, has_error, list(tails)
+    return _Found(topics, size, has_error, list(tails))
 
 
 async def _read(session: Session, topic: str, one: PartitionFetch, room_bytes: int) -> PartitionBatches:

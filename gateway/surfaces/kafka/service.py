@@ -76,7 +76,7 @@ class Service:
     def begin_produce(self, session: Session, header: Header, frame: memoryview, done: Done) -> bool:
         """See `Served.begin_produce`."""
         try:
-            request = read_produce(frame, header.at, header.version, PRODUCED_IN_LOOP)
+            request = session.reader.read(frame, header.at, header.version, PRODUCED_IN_LOOP)
         except TooMany:
             return False
         producing = Producing(session, header.version, request, done)
@@ -110,9 +110,13 @@ class Service:
         if header.key == api.FETCH:
             gateway = session.gateway
             answer.allowance = Allowance(gateway.stats.answers, session.payer, gateway.limits.answering_bytes_max)
-            wanted = await aside(partial(read_fetch, frame, header.at, version), is_long=is_large)
-            buffers = await records.fetch(session, version, wanted, answer.allowance)
-            answer.buffers = await aside(partial(list, buffers), is_long=is_large)
+            if is_large:
+                wanted = await aside(partial(read_fetch, frame, header.at, version), is_long=True)
+                fetched = await records.fetch(session, version, wanted, answer.allowance)
+                answer.buffers = await aside(partial(list, fetched), is_long=True)
+            else:
+                wanted = read_fetch(frame, header.at, version)
+                answer.buffers = list(await records.fetch(session, version, wanted, answer.allowance))
             return
         if header.key == api.API_VERSIONS:
             version, message = metadata.api_versions(version)

@@ -10,6 +10,7 @@ from gateway.settings.kafka import KafkaListener
 from gateway.surfaces.http.admission import payer_of
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.kafka.groups import KafkaGroups
+from gateway.surfaces.kafka.produce import ProduceReader
 
 
 @dataclass(slots=True)
@@ -29,6 +30,7 @@ class Session:
     is_short_of_room: bool = False
     """There was no memory for the records of its last Fetch request."""
 
+    reader: ProduceReader = field(default_factory=ProduceReader)
     on_access: Callable[[], None] = field(default=lambda: None)
     """Called when `access` has changed."""
 

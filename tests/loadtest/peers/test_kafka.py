@@ -6,6 +6,8 @@ import struct
 
 import pytest
 
+from gateway.surfaces.kafka.frames import read_header
+from gateway.surfaces.kafka.produce import Produced, read_produce, write_produced
 from loadtest.peers import kafka_protocol as protocol
 from loadtest.peers.kafka import PEERS, scanned
 from loadtest.peers.peer import WorkFailed
@@ -37,6 +39,27 @@ def test_an_answer_to_produce_is_cut_where_it_ends() -> None:
         assert protocol.produced_bytes(PRODUCED[:size]) == 0
     assert protocol.produced_bytes(PRODUCED) == len(PRODUCED)
     assert protocol.produced_bytes(PRODUCED + b"\x00\x00\x00\x2a") == len(PRODUCED)
+
+
+def test_a_compact_produce_request_is_what_mq_reads() -> None:
+    batch = bytes(200)
+    request = memoryview(protocol.produce_compactly("topic", batch))[4:]
+    header = read_header(request)
+    assert (len(request), header.key, header.version) == (len(request.obj) - 4, 0, 9)
+    read = read_produce(request, header.at, header.version)
+    assert (read.is_transactional, read.acks, read.topics) == (False, -1, [("topic", [(0, batch)])])
+
+
+@pytest.mark.parametrize("error", [0, 3])
+def test_an_answer_to_a_compact_produce_is_cut_where_it_ends(error: int) -> None:
+    body = bytes(5) + write_produced([("topic", [Produced(0, error, 7, -1, None)])], 9)
+    answer = struct.pack(">i", len(body)) + body
+    assert protocol.produced_compactly(answer[:-1]) == 0
+    if error:
+        with pytest.raises(WorkFailed, match="error code 3"):
+            protocol.produced_compactly(answer)
+    else:
+        assert protocol.produced_compactly(answer + b"more") == len(answer)
 
 
 def test_an_error_of_produce_is_a_failure() -> None:

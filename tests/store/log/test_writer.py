@@ -245,6 +245,27 @@ async def test_what_is_only_written_does_not_wait_for_a_flush_and_is_left_to_the
     assert await found(disk, 0) == [b"before", b"beside"]
 
 
+async def test_groups_that_wait_for_one_flush_have_one_timer(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, alarms = asyncio.get_running_loop(), 0
+
+    def counted(when: float, callback: Callable[..., object], *args: object) -> asyncio.TimerHandle:
+        nonlocal alarms
+        alarms += callback == store._writer._ring
+        return call_at(when, callback, *args)
+
+    call_at = loop.call_at
+    async with opened(SimDisk()) as store:
+        monkeypatch.setattr(loop, "call_at", counted)
+        queue = QueueKey((await store.create_topic("t", 1))[0].topic_id, 0)
+        for number in range(20):
+            await put(store, queue, b"%d" % number, acks=Acks.WRITTEN)
+            await asyncio.sleep(0)
+        assert alarms == 1
+        alarm = store._writer._alarm
+        assert alarm is not None
+    assert alarm.cancelled()
+
+
 async def found(disk: SimDisk, seed: int) -> list[bytes]:
     """The records of the topic that a power cut leaves."""
     async with opened(disk.crash(Random(seed))) as again:

@@ -20,6 +20,7 @@ from gateway.surfaces.http.read_turns import HELD_FROM, READ_PER_TURN, WOKEN_PER
 from gateway.surfaces.kafka.apis import PRODUCE
 from gateway.surfaces.kafka.connection import (
     AUTHENTICATION_TIMEOUT_S,
+    JOINED_BYTES_MAX,
     PIPELINE_MAX,
     UNKNOWN_FRAME_BYTES_MAX,
     KafkaConnection,
@@ -29,6 +30,7 @@ from gateway.surfaces.kafka.session import Session
 from store.types import Buffer
 
 VERSION = 7
+RESPONSE_HEAD_BYTES = 8
 
 
 class Transport:
@@ -39,6 +41,7 @@ class Transport:
         self.is_open = True
         self.is_reading = True
         self.sent: list[bytes] = []
+        self.pieces: list[list[bytes]] = []
 
     def get_extra_info(self, name: str) -> object:
         return {"peername": self.peer, "sockname": ("127.0.0.1", 9092)}.get(name)
@@ -57,8 +60,12 @@ class Transport:
     def resume_reading(self) -> None:
         self.is_reading = True
 
+    def write(self, content: bytes) -> None:
+        if content:
+            self.sent.append(content)
+
     def writelines(self, buffers: Iterable[Buffer]) -> None:
-        self.sent.append(b"".join(bytes(buffer) for buffer in buffers))
+        self.pieces.append([bytes(buffer) for buffer in buffers])
 
 
 class Node:
@@ -229,6 +236,18 @@ def test_nothing_is_served_before_the_client_has_said_who_it_is() -> None:
     connection, transport = node.connect()
     connection.data_received(_produce())
     assert (transport.is_open, node.done) == (False, [])
+
+
+@pytest.mark.parametrize("more", [0, 1])
+async def test_small_responses_are_sent_as_one_piece(more: int) -> None:
+    node = Node()
+    connection, transport = node.connect()
+    connection.data_received(_produce())
+    body = bytes(JOINED_BYTES_MAX - RESPONSE_HEAD_BYTES + more)
+    node.done[0]([body])
+    sent, pieces = transport.sent, [b"".join(pieces) for pieces in transport.pieces]
+    assert [len(one) for one in (sent, pieces)] == [1 - more, more]
+    assert [one[RESPONSE_HEAD_BYTES:] for one in (*sent, *pieces)] == [body]
 
 
 @pytest.mark.parametrize("is_late", [False, True])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -11,9 +12,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gateway.surfaces.kafka import produce
 from gateway.surfaces.kafka.apis import APIS, FETCH, PRODUCE
 from gateway.surfaces.kafka.fetch import PartitionBatches, PartitionFetch, read_fetch, write_fetched
-from gateway.surfaces.kafka.produce import PartitionRecords, Produced, TooMany, read_produce, write_produced
+from gateway.surfaces.kafka.produce import (
+    HEAD_BYTES_MAX,
+    PartitionRecords,
+    Produced,
+    ProduceReader,
+    ProduceRequest,
+    TooMany,
+    read_produce,
+    write_produced,
+)
 from gateway.surfaces.kafka.schema import Malformed
 from tests.gateway.surfaces.kafka import oracle
 
@@ -24,15 +35,29 @@ def _versions(key: int) -> range:
     return range(APIS[key].min_version, APIS[key].max_version + 1)
 
 
-def produce_request(version: int) -> bytes:
-    """A Produce request of two batches, without its header."""
+def produce_request(
+    version: int,
+    topics: Mapping[str, Mapping[int, bytes | None]] = {"orders": dict(enumerate(BATCHES))},
+    *,
+    acks: int = -1,
+    transactional_id: str | None = None,
+) -> bytes:
+    """A Produce request, by default of two batches, without its header."""
     request: Any = theirs_producer.ProduceRequest
-    partitions = [
-        request.TopicProduceData.PartitionProduceData(version=version, index=number, records=batch)
-        for number, batch in enumerate(BATCHES)
+    topic_data = [
+        request.TopicProduceData(
+            version=version,
+            name=name,
+            partition_data=[
+                request.TopicProduceData.PartitionProduceData(version=version, index=number, records=batch)
+                for number, batch in partitions.items()
+            ],
+        )
+        for name, partitions in topics.items()
     ]
-    topic = request.TopicProduceData(version=version, name="orders", partition_data=partitions)
-    made = request(version=version, transactional_id=None, acks=-1, timeout_ms=1000, topic_data=[topic])
+    made = request(
+        version=version, transactional_id=transactional_id, acks=acks, timeout_ms=1000, topic_data=topic_data
+    )
     return oracle.encoded(made, version)
 
 
@@ -64,6 +89,65 @@ def test_produce(version: int) -> None:
     assert (bad.index, bad.error_code, bad.base_offset) == (1, 87, -1)
     assert version < 8 or bad.error_message == "bad"
     assert oracle.encoded(found, version) == bytes(answered)
+
+
+_TOPICS = st.dictionaries(
+    st.sampled_from(("orders", "orders-2", "o" * 249)),
+    st.dictionaries(st.sampled_from((0, 1, 300)), st.sampled_from((None, b"", b"a batch", bytes(40_000))), max_size=2),
+    max_size=2,
+)
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from((3, 8, 9)), _TOPICS, st.sampled_from((-1, 1)), st.sampled_from((None, "mine"))),
+        min_size=1,
+        max_size=8,
+    ),
+    st.integers(0, 3),
+)
+def test_what_a_connection_remembers_of_a_request_changes_no_other(
+    requests: Sequence[tuple[int, dict[str, dict[int, bytes | None]], int, str | None]], at: int
+) -> None:
+    reader = ProduceReader()
+    for version, topics, acks, transactional_id in requests:
+        content = produce_request(version, topics, acks=acks, transactional_id=transactional_id)
+        for cut in (0, 0, 1):  # once more, and without its last byte
+            frame = memoryview(bytes(at) + content[: len(content) - cut])
+            try:
+                expected = read_produce(frame, at, version)
+            except Malformed:
+                with pytest.raises(Malformed):
+                    reader.read(frame, at, version, 100)
+            else:
+                assert reader.read(frame, at, version, 100) == expected
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_the_head_of_a_request_is_remembered_up_to_a_size(more: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[int] = []
+
+    def noted(frame: memoryview, at: int, version: int, partitions_max: int | None = None) -> ProduceRequest:
+        reads.append(at)
+        return read_produce(frame, at, version, partitions_max)
+
+    monkeypatch.setattr(produce, "read_produce", noted)
+    reader, reads_from = ProduceReader(), 7
+    head_bytes = read_produce(memoryview(produce_request(3, {"": {0: b""}})), 0, 3).records_at
+    name = "n" * (HEAD_BYTES_MAX - head_bytes + more)
+    for batch in (b"first", b"second"):
+        frame = memoryview(bytes(reads_from) + produce_request(3, {name: {0: batch}}))
+        request = reader.read(frame, reads_from, 3, 100)
+        assert request.topics == [(name, [PartitionRecords(0, memoryview(batch))])]
+    assert len(reads) == 1 + more
+
+
+@pytest.mark.parametrize("size", [0, 125, 126, 127, 128, 300])
+def test_counts_and_lengths_of_one_byte_and_of_more(size: int) -> None:
+    name, topics = "n" * size, [("t", [Produced(number, 0, 0, 0, None) for number in range(size)])]
+    written = bytes(write_produced([*topics, (name, ())], 9))
+    found = oracle.message("ProduceResponse", 9, written)
+    assert [len(found.responses[0].partition_responses), found.responses[1].name] == [size, name]
 
 
 @pytest.mark.parametrize("version", _versions(FETCH))

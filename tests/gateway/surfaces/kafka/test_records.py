@@ -10,16 +10,19 @@ from typing import Any, cast
 import pytest
 
 from gateway.api.producer import COUNTED_BYTES, TooLong
+from gateway.api.read import Tail
+from gateway.api.turns import ITEMS_PER_TURN
 from gateway.auth.access import NOBODY, OPEN, Access
 from gateway.settings.kafka import KafkaListener
 from gateway.surfaces.http.answer_memory import Allowance
 from gateway.surfaces.kafka import errors
 from gateway.surfaces.kafka.apis import APIS, FETCH
-from gateway.surfaces.kafka.fetch import read_fetch
+from gateway.surfaces.kafka.fetch import FetchRequest, PartitionFetch, read_fetch
 from gateway.surfaces.kafka.produce import PartitionRecords, ProduceRequest
-from gateway.surfaces.kafka.records import Producing, fetch, init_producer_id
+from gateway.surfaces.kafka.records import Producing, _at_ends, _read_all, fetch, init_producer_id
 from gateway.surfaces.kafka.session import Session
 from store import record_batch
+from store.limits import MiB
 from store.record_batch import HEADER_BYTES, LONG_BYTES, STEP_ITEMS
 from store.turns import TURN_S, others_turn, stretches
 from store.types import Buffer
@@ -48,6 +51,29 @@ async def test_no_response_begins_a_session_and_a_request_of_one_is_told_that_th
         answer = b"".join(map(bytes, await fetch(own, version, request, allowance)))
         found = oracle.message("FetchResponse", version, answer)
         assert (found.error_code, found.session_id, len(found.responses)) == (code, 0, topics)
+
+
+@pytest.mark.parametrize("more", [0, 1])
+async def test_behind_the_known_ends_of_a_few_partitions_nothing_is_read(more: int) -> None:
+    own, count = session(), ITEMS_PER_TURN + more - 1
+    await own.gateway.admin.create_topic("orders", count)
+    consumer = own.gateway.consumer
+
+    def asked(*offsets: int) -> FetchRequest:
+        partitions = [PartitionFetch(number, -1, offset, MiB) for number, offset in enumerate(offsets)]
+        return FetchRequest(0, 1, MiB, -1, [("orders", partitions)])
+
+    assert _at_ends(own, asked(0)) is None, "no end is known"
+    tails = [Tail("orders", number, 0) for number in range(count)]
+    async with consumer.watching(tails, lambda: None):
+        await until(lambda: all(consumer.is_end(*tail) for tail in tails))
+        assert _at_ends(own, asked(0, 0)) == await _read_all(own, asked(0, 0), MiB)
+        assert _at_ends(own, asked(0, 1)) is None
+        assert _at_ends(replace(own, access=NOBODY), asked(0, 0)) is None
+        several = asked(*[0] * (count - 1))
+        one_more = several._replace(topics=[*several.topics, ("orders", [PartitionFetch(count - 1, -1, 0, MiB)])])
+        expected = None if more else await _read_all(own, one_more, MiB)
+        assert _at_ends(own, one_more) == expected
 
 
 @pytest.mark.parametrize(
