@@ -21,10 +21,9 @@ beginning could not count them.
 from __future__ import annotations
 
 import struct
-from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import NamedTuple
 
 from store.limits import LIGHT_NAME_BYTES_MAX, LIGHT_NAMES_MAX
@@ -44,15 +43,23 @@ class LightRow(NamedTuple):
     offset: int
 
 
+class _Rows(NamedTuple):
+    """How many names each record has, and the index of each in `names`, record after record."""
+
+    counts: bytes
+    name_indexes: Sequence[int]
+
+
 class LightNames:
     """See above. Equal when the blocks are; one object for the garbage collector, whatever is in it."""
 
-    __slots__ = ("_names", "block")
+    __slots__ = ("_names", "_rows", "block")
 
-    def __init__(self, block: Buffer, names: Sequence[bytes] | None = None) -> None:
-        """`names`: those in it, where they are known."""
+    def __init__(self, block: Buffer, names: Sequence[bytes] | None = None, rows: _Rows | None = None) -> None:
+        """`names`, `rows`: what is in it, where that is known."""
         self.block = bytes(block)
         self._names = names
+        self._rows = rows
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, LightNames) and self.block == other.block
@@ -70,26 +77,32 @@ class LightNames:
         A name has 1 to `LIGHT_NAME_BYTES_MAX` bytes without a zero byte, a record at most `LIGHT_NAMES_MAX` names,
         each once: callers have checked.
         """
-        index_of: dict[bytes, int] = {}
-        indexes = [index_of.setdefault(name, len(index_of)) for names in names_of_records for name in names]
-        if not indexes:
+        named = list(chain.from_iterable(names_of_records))
+        if not named:
             return None
-        assert all(0 < len(name) <= LIGHT_NAME_BYTES_MAX for name in index_of)
-        assert all(len(set(names)) == len(names) <= LIGHT_NAMES_MAX for names in names_of_records)
-        name_count = len(index_of)
-        return cls(
-            names=list(index_of),
-            block=b"".join(
-                (
-                    _COUNTS.pack(name_count, len(indexes)),
-                    struct.pack(">q", NOT_ASSIGNED) * name_count,
-                    bytes(map(len, index_of)),
-                    bytes(map(len, names_of_records)),
-                    struct.pack(f">{len(indexes)}I", *indexes),
-                    *index_of,
-                )
-            ),
+        index_of = dict.fromkeys(named, 0)
+        names = list(index_of)
+        counts = list(map(len, names_of_records))
+        indexes: Sequence[int] = range(len(named))
+        if len(names) < len(named):
+            index_of.update(zip(names, indexes, strict=False))
+            indexes = list(map(index_of.__getitem__, named))
+            assert all(len(own) == len(set(own)) for own in names_of_records if len(own) > 1)
+        lengths = list(map(len, names))
+        assert min(lengths) > 0
+        assert max(lengths) <= LIGHT_NAME_BYTES_MAX
+        assert max(counts) <= LIGHT_NAMES_MAX
+        block = b"".join(
+            (
+                _COUNTS.pack(len(names), len(named)),
+                _OFFSET.pack(NOT_ASSIGNED) * len(names),
+                bytes(lengths),
+                bytes(counts),
+                struct.pack(f">{len(named)}I", *indexes),
+                *names,
+            )
         )
+        return cls(block, names, _Rows(bytes(counts), indexes))
 
     @property
     def names(self) -> Sequence[bytes]:
@@ -104,7 +117,7 @@ class LightNames:
 
     def let_go(self) -> None:
         """Keep the names in the block alone from now on: as objects they take five times as much memory."""
-        self._names = None
+        self._names = self._rows = None
 
     @property
     def first_offsets(self) -> Sequence[int]:
@@ -127,50 +140,57 @@ class LightNames:
         """The same names with the first offset of each."""
         block = bytearray(self.block)
         struct.pack_into(f">{len(first_offsets)}q", block, _COUNTS.size, *first_offsets)
-        return LightNames(block, self._names)
+        return LightNames(block, self._names, self._rows)
 
     def of_records(self) -> list[list[bytes]]:
         """The names of each record."""
         names = self.names
-        counts, indexes = self._rows(names)
+        counts, indexes = self._opened_rows()
         found = iter(indexes)
         return [[names[next(found)] for _ in range(count)] for count in counts]
 
+    @property
+    def name_indexes(self) -> Sequence[int]:
+        """For each row, record by record, the index of its name in `names`: those ascend where they first come."""
+        return self._opened_rows().name_indexes
+
+    @property
+    def record_indexes(self) -> Sequence[int]:
+        """For each row, the index of its record in the batch."""
+        counts = self._opened_rows().counts
+        if counts.count(1) == len(counts):
+            return range(len(counts))
+        return [record_index for record_index, count in enumerate(counts) for _ in range(count)]
+
     def first_records(self) -> list[int]:
         """For each of `names`, the index of the first record with it."""
-        names = self.names
-        counts, indexes = self._rows(names)
-        if len(indexes) == len(names):  # each is named once, in this order
-            return [record_index for record_index, count in enumerate(counts) for _ in range(count)]
-        first = [0] * len(names)
-        at = sum(counts)
-        for record_index in range(len(counts) - 1, -1, -1):
-            for name_index in indexes[at - counts[record_index] : at]:
-                first[name_index] = record_index
-            at -= counts[record_index]
+        name_count, row_count = _COUNTS.unpack_from(self.block)
+        if name_count == row_count:  # each is named once
+            return list(self.record_indexes)
+        first: list[int] = []
+        for record_index, name_index in zip(self.record_indexes, self.name_indexes, strict=True):
+            if name_index == len(first):
+                first.append(record_index)
         return first
 
     def record_counts(self) -> list[int]:
         """For each of `names`, how many records have it."""
-        names = self.names
-        indexes = self._rows(names)[1]
-        if len(indexes) == len(names):
-            return [1] * len(names)
-        count_of = Counter(indexes)
-        return [count_of[name_index] for name_index in range(len(names))]
+        name_count, row_count = _COUNTS.unpack_from(self.block)
+        if name_count == row_count:
+            return [1] * name_count
+        counts = [0] * name_count
+        for name_index in self.name_indexes:
+            counts[name_index] += 1
+        return counts
 
     def rows(self) -> list[LightRow]:
         """A row for each record and name, by record. The offsets are meaningless before they are assigned."""
         names = self.names
-        counts, indexes = self._rows(names)
         following = list(self.first_offsets)
         rows: list[LightRow] = []
-        at = 0
-        for record_index, count in enumerate(counts):
-            for name_index in indexes[at : at + count]:
-                rows.append(LightRow(record_index, names[name_index], following[name_index]))
-                following[name_index] += 1
-            at += count
+        for record_index, name_index in zip(self.record_indexes, self.name_indexes, strict=True):
+            rows.append(LightRow(record_index, names[name_index], following[name_index]))
+            following[name_index] += 1
         return rows
 
     def has(self, row: LightRow) -> bool:
@@ -196,16 +216,15 @@ class LightNames:
                 return offset == first + count
         return False
 
-    def by_record(self) -> tuple[bytes, Sequence[int]]:
-        """How many names each record has, and the index of each in `names`, record after record."""
-        return self._rows(self.names)
-
-    def _rows(self, names: Sequence[bytes]) -> tuple[bytes, Sequence[int]]:
-        """How many names each record has, and the index of each in `names`."""
+    def _opened_rows(self) -> _Rows:
+        if self._rows is not None:
+            return self._rows
         name_count, row_count = _COUNTS.unpack_from(self.block)
-        counts_at = _COUNTS.size + name_count * (_OFFSET.size + 1)
-        indexes_at = len(self.block) - sum(map(len, names)) - 4 * row_count
-        return self.block[counts_at:indexes_at], struct.unpack_from(f">{row_count}I", self.block, indexes_at)
+        lengths_at = _COUNTS.size + name_count * _OFFSET.size
+        counts_at = lengths_at + name_count
+        indexes_at = len(self.block) - sum(self.block[lengths_at:counts_at]) - _INDEX.size * row_count
+        name_indexes = struct.unpack_from(f">{row_count}I", self.block, indexes_at)
+        return _Rows(self.block[counts_at:indexes_at], name_indexes)
 
 
 @lru_cache(maxsize=2)

@@ -124,6 +124,10 @@ FLUSHED_FILE_LOG_BYTES = 16 * KiB
 """What writing one file of the index at a checkpoint may cost, in bytes of the log: it dirties a page, an inode and its
 share of the journal. The log grows by so much more for each before the next checkpoint is due by its size."""
 
+FLUSH_PAUSES_S = 0.25
+"""How long a flush of the index in RocksDB may pause for the event loop: for rows of light queues, and again for those
+of partitions. What comes in must not get ahead of it."""
+
 YIELD_TURNS_MAX = 5
 YIELD_S_MAX = 250e-6
 """How many turns of the event loop work in the background gives at most to appends under way, and how long: a loop that
@@ -378,6 +382,7 @@ class Store:
 
     def _start(self) -> None:
         self._background = self._files.background_sync()
+        self._queues.pauses_s = FLUSH_PAUSES_S
         self._writer = Writer(
             self._log,
             self.config,
@@ -410,6 +415,7 @@ class Store:
             task.cancel()
         await asyncio.wait(periodic)
         self._closing = True
+        self._queues.pauses_s = 0
         self._wake_all()
         try:
             if self._writer.failure is None:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import orjson
 
+from gateway.main.garbage import calm_collector
 from loadtest.stats import percentile
 from store import Store
 from store.config import StoreConfig
@@ -136,7 +137,8 @@ async def serve(directory: Path, queue_count: int) -> None:
 
 
 def main() -> None:
-    """Run a command until it ends, or is killed."""
+    """Run a command until it ends, or is killed; the collector as in a server."""
+    calm_collector()
     directory, command, *numbers = sys.argv[1:]
     if command == "fill":
         queue_count, row_count, fan_out = map(int, numbers)

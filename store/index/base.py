@@ -51,6 +51,10 @@ class ConsumeQueues(ABC):
     and with checkpoint 0. A rebuild that is interrupted leaves what was there before, to be rebuilt again.
     """
 
+    pauses_s: float = 0.0
+    """How long a flush that writes many rows may pause in all, so that an event loop goes on (store/index/pauses.py):
+    set by who has one."""
+
     @property
     @abstractmethod
     def checkpoint(self) -> int:

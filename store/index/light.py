@@ -28,14 +28,15 @@ from __future__ import annotations
 import heapq
 import struct
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import islice
-from typing import NamedTuple, Protocol
+from itertools import chain, islice
+from typing import NamedTuple, Protocol, TypeAlias
 
 from rocksdict import ColumnFamily, WriteBatch
 
+from store.index.pauses import with_pauses
 from store.light_names import LightNames
 from store.types import Bounds, Entry, Indexed, QueueKey
 
@@ -50,8 +51,13 @@ _BEHIND_NAME = b"\x01"
 PENDING_ROWS_MAX = 131_072
 """Rows in memory from which on a checkpoint is due. A second's worth, and some 30 MB with a name each."""
 
+SORTED_KEYS = 4_096
+SAMPLES = 16
+"""About so many keys a flush sorts at a time: two milliseconds, in which no other thread has the interpreter. Which, so
+many of them say."""
+
 _ROW_BYTES = _COLUMNS * array("q").itemsize
-_NAME_BYTES = 260  # a key, an array and their place in a dictionary
+_NAME_BYTES = 260  # a key, a tuple or an array and their place in a dictionary
 _ENTRY_BYTES = 120
 
 
@@ -103,8 +109,14 @@ class LightDatabase(Protocol):
         ...
 
 
-_Rows = dict[bytes, "array[int]"]
-"""Rows in memory, by key of `light_end`; the columns of one row after the other, offsets ascending."""
+_Cells: TypeAlias = "tuple[int, ...] | array[int]"
+"""Columns of the rows of a light queue, one row after the other, offsets ascending. A tuple, if it is one row."""
+
+_Rows: TypeAlias = "dict[bytes, _Cells]"
+"""Rows in memory, by key of `light_end`."""
+
+_Piece: TypeAlias = "tuple[bytes, _Cells]"
+"""Some rows of one light queue, and its key."""
 
 
 class _Appended(NamedTuple):
@@ -191,21 +203,18 @@ class LightRows:
         position, size, queue, base_offset, light = appended
         pending, prefix = self._pending, _QUEUE.pack(*queue)
         names, following = light.names, list(light.first_offsets)
-        of_queues: list[array[int]] = []
-        for name in names:
-            key = prefix + name
+        for record_index, name_index in zip(light.record_indexes, light.name_indexes, strict=True):
+            key = prefix + names[name_index]
+            row = following[name_index], base_offset + record_index, position, size
+            following[name_index] += 1
             of_queue = pending.get(key)
             if of_queue is None:
-                of_queue = pending[key] = array("q")
-            of_queues.append(of_queue)
-        counts, indexes = light.by_record()
-        at = 0
-        for partition_offset, count in enumerate(counts, base_offset):
-            for name_index in indexes[at : at + count]:
-                of_queues[name_index].extend((following[name_index], partition_offset, position, size))
-                following[name_index] += 1
-            at += count
-        self._row_count += len(indexes)
+                pending[key] = row
+            elif isinstance(of_queue, tuple):
+                pending[key] = array("q", of_queue + row)
+            else:
+                of_queue.extend(row)
+        self._row_count += light.row_count
         self._appended.append(appended)
 
     # ---- reading -------------------------------------------------------------------------------------------------
@@ -228,9 +237,10 @@ class LightRows:
         database = self._database()
         if missing and database.has_light:
             values = database.light_ends([keys[number] for number in missing])
-            for number, value in zip(missing, values, strict=True):
-                if value is not None:
-                    found[number] = end_of(value)
+            stored = [number for number, value in zip(missing, values, strict=True) if value is not None]
+            packed = b"".join([value for value in values if value is not None])
+            for number, (end,) in zip(stored, _OFFSET.iter_unpack(packed), strict=True):
+                found[number] = end
         return found
 
     def bounds(self, queue: QueueKey, name: bytes, low: int) -> Bounds | None:
@@ -304,31 +314,32 @@ class LightRows:
                 self._add(appended)
         return list(self._flushing)
 
-    def write(self, work: Sequence[_Rows], checkpoint: int) -> None:
+    def write(self, work: Sequence[_Rows], checkpoint: int, pauses_s: float) -> None:
         """Write the rows of entries before the checkpoint: they survive kill -9, and a power cut once the database is
-        synced. In a thread. Raises OSError."""
+        synced. In a thread, with pauses of so much in all. Raises OSError."""
         database = self._database()
         if work:
             database.make_light()
-        for rows in work:
-            ahead = self._rows_to_write(rows, checkpoint)
-            while chunk := list(islice(ahead, self._batch_rows_max)):
-                database.write_patiently(_Put(database, chunk))
+        for chunk in with_pauses(self._chunks(work, checkpoint), pauses_s):
+            database.write_patiently(_Put(database, chunk))
 
-    def _rows_to_write(self, rows: _Rows, checkpoint: int) -> Iterator[tuple[bytes, bytes, bool]]:
-        """Key, value, and whether it is an end; the end of a queue behind its rows."""
-        pack_offset, pack = _OFFSET.pack, ROW.pack
-        for key in sorted(rows):  # neighbours in the order of keys are put in faster
-            prefix = key + NAME_END
-            cells = iter(rows[key])
-            end = None
-            for offset, partition_offset, position, size in zip(cells, cells, cells, cells, strict=True):
-                if position >= checkpoint:
-                    break
-                yield prefix + pack_offset(offset), pack(partition_offset, position, size), False
-                end = offset + 1
-            if end is not None:
-                yield key, pack_offset(end), True
+    def _chunks(self, work: Sequence[_Rows], checkpoint: int) -> Iterator[list[_Piece]]:
+        """The rows of entries before the checkpoint, as many at a time as a batch takes; an end counts as one."""
+        cells_max = (self._batch_rows_max - 1) * _COLUMNS
+        chunk: list[_Piece] = []
+        count = 0
+        for key, cells in chain.from_iterable(map(_in_order, work)):
+            if cells[-2] >= checkpoint:
+                cells = cells[: _COLUMNS * bisect_left(cells[2::_COLUMNS], checkpoint)]
+            for first in range(0, len(cells), cells_max):
+                piece = cells[first : first + cells_max] if len(cells) > cells_max else cells
+                if count + len(piece) > cells_max:
+                    yield chunk
+                    chunk, count = [], 0
+                chunk.append((key, piece))
+                count += len(piece) + _COLUMNS
+        if chunk:
+            yield chunk
 
     def finish_flush(self, work: Sequence[_Rows]) -> None:
         """What was written is read from the database from now on."""
@@ -377,17 +388,21 @@ class LightRows:
 
 
 class _Put:
-    """Fills a batch with rows and ends."""
+    """Fills a batch with rows, and with the ends of their queues as of these rows."""
 
-    def __init__(self, database: LightDatabase, rows: Sequence[tuple[bytes, bytes, bool]]) -> None:
+    def __init__(self, database: LightDatabase, pieces: Sequence[_Piece]) -> None:
         self._database = database
-        self._rows = rows
+        self._pieces = pieces
 
     def __call__(self, batch: WriteBatch) -> None:
         light, light_end = self._database.light, self._database.light_end
-        put = batch.put
-        for key, value, is_end in self._rows:
-            put(key, value, light_end if is_end else light)
+        put, pack_offset, pack_row = batch.put, _OFFSET.pack, ROW.pack
+        for key, cells in self._pieces:
+            prefix = key + NAME_END
+            for at in range(0, len(cells), _COLUMNS):
+                offset, partition_offset, position, size = cells[at : at + _COLUMNS]
+                put(prefix + pack_offset(offset), pack_row(partition_offset, position, size), light)
+            put(key, pack_offset(offset + 1), light_end)
 
 
 class _Delete:
@@ -404,6 +419,20 @@ class _Delete:
             batch.delete(key, light)
         for key in self._ends:
             batch.delete(key, light_end)
+
+
+def _in_order(rows: _Rows) -> Iterator[_Piece]:
+    """All rows by key: neighbours are put in faster. A part of the keys after the other is sorted; some of them say
+    where the parts begin."""
+    keys = list(rows)
+    some = sorted(keys[:: max(SORTED_KEYS // SAMPLES, 1)])
+    begins = some[SAMPLES::SAMPLES]
+    parts: list[list[bytes]] = [[] for _ in range(len(begins) + 1)]
+    for key in keys:
+        parts[bisect_right(begins, key)].append(key)
+    for part in parts:
+        part.sort()
+        yield from zip(part, map(rows.__getitem__, part), strict=True)
 
 
 def _behind(prefix: bytes) -> bytes:

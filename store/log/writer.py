@@ -280,6 +280,7 @@ class Writer:
         light, queue = append.light, append.queue
         assert light is not None
         if append.delays:
+            light.let_go()
             return
         ends = self._light_ends.get(queue, {})
         for name, first_offset, count in zip(light.names, light.first_offsets, light.record_counts(), strict=True):

@@ -164,8 +164,8 @@ MUTANTS = [
     Mutant(
         "write rows of light queues that a power cut may take",
         "store/index/light.py",
-        "                if position >= checkpoint:\n                    break\n",
-        "",
+        "            if cells[-2] >= checkpoint:\n",
+        "            if False:\n",
         CRASHES,
     ),
     Mutant(
@@ -178,10 +178,10 @@ MUTANTS = [
     Mutant(
         "count records before their rows of light queues are written",
         "store/index/rocksdb.py",
-        "                self._light.write(light_work, checkpoint)\n"
-        "                self._write(work, begun, checkpoint, is_rebuilding)\n",
-        "                self._write(work, begun, checkpoint, is_rebuilding)\n"
-        "                self._light.write(light_work, checkpoint)\n",
+        "                self._light.write(light_work, checkpoint, pauses_s)\n"
+        "                self._write(work, begun, checkpoint, pauses_s, is_rebuilding=is_rebuilding)\n",
+        "                self._write(work, begun, checkpoint, pauses_s, is_rebuilding=is_rebuilding)\n"
+        "                self._light.write(light_work, checkpoint, pauses_s)\n",
         CRASHES,
     ),
     Mutant(

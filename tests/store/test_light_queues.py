@@ -19,6 +19,7 @@ from store.data_format import BASE_VERSION
 from store.errors import DiskFull, IndexDamaged, IndexRefused, NoLightQueues
 from store.files import OsFiles
 from store.index import light as light_index
+from store.index import pauses
 from store.index.opening import ROCKSDB_DIRECTORY, open_kind
 from store.light_names import LightNames
 from store.limits import KiB
@@ -27,7 +28,7 @@ from store.offline.verify import verify
 from store.store import LIGHT_FORMAT, Store
 from store.topics import TIMER_QUEUE
 from store.types import Acks, Append, Appended, Bounds, Delay, QueueKey
-from tests.simdb import simulated_database
+from tests.simdb import SimBatch, SimRdict, simulated_database
 from tests.simdisk import Fault, SimDisk
 from tests.store.kit import append_of, open_store, opened, with_settings
 
@@ -275,6 +276,53 @@ async def test_a_flush_that_fails_leaves_its_rows_to_the_next() -> None:
         assert await all_rows(store, queue) == rows
 
 
+@pytest.mark.parametrize(
+    "names",
+    [
+        [[b"a"]] * 9,
+        [[b"%d" % number] for number in range(9)],
+        [[b"a", b"b", b"c"]] * 3,
+        [[b"a"], [b"b", b"a"], [b"a"], [b"a"], [b"c"], [b"a"]],
+    ],
+)
+async def test_a_flush_writes_few_rows_at_a_time_with_pauses_and_the_end_of_a_queue_with_its_rows(
+    monkeypatch: pytest.MonkeyPatch, names: list[list[bytes]]
+) -> None:
+    batches: list[list[tuple[str, str, bytes, bytes]]] = []
+    slept: list[float] = []
+    written = SimRdict.write
+
+    def write(self: SimRdict, batch: SimBatch, options: object) -> None:
+        batches.append(batch.changes)
+        written(self, batch, options)
+
+    monkeypatch.setattr(SimRdict, "write", write)
+    monkeypatch.setattr(pauses.time, "sleep", slept.append)
+    async with a_store() as (_, store, queue):
+        light = store._queues.light
+        assert light is not None
+        light._batch_rows_max = 4
+        await send(store, queue, *names)
+        await store._save_checkpoint()
+        before = await all_rows(store, queue)
+    of_light = [changes for changes in batches if any(family == "light" for _, family, _, _ in changes)]
+    ends: dict[bytes, int] = {}
+    for changes in of_light:
+        assert len(changes) <= 4
+        last: dict[bytes, int] = {}
+        for _, family, key, value in changes:
+            if family == "light":
+                last[light_index.light_queue_of(key)] = light_index.offset_of(key)
+            else:
+                ends[key] = light_index.end_of(value)
+        assert all(ends[key] == offset + 1 for key, offset in last.items())
+    assert len(of_light) > 1
+    assert len(slept) == len(of_light) - 1
+    counts = {light_index.end_key(queue, name): len(rows) for name, rows in before.items()}
+    assert sum(counts.values()) == sum(map(len, names))
+    assert ends.keys() == counts.keys()
+
+
 async def test_many_rows_in_memory_make_a_checkpoint_due(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(light_index, "PENDING_ROWS_MAX", 3)
     async with a_store() as (_, store, queue):
@@ -365,6 +413,8 @@ async def test_a_row_that_leads_to_another_record_is_an_error() -> None:
         await send(store, queue, [b"a"], [b"b"])
         light = store._queues.light
         assert light is not None
-        light._pending[light_index.end_key(queue, b"a")][1] = 1  # its place in the partition
+        key = light_index.end_key(queue, b"a")
+        offset, _, *entry = light._pending[key]
+        light._pending[key] = (offset, 1, *entry)  # its place in the partition
         with pytest.raises(IndexDamaged, match=r"light queue a .* offset 0"):
             await store.read_light(queue, b"a", 0, max_records=1, max_bytes=1)

@@ -155,6 +155,9 @@ class Feed:
         self.ledger = ledger
         self.journal = journal
         self.fed_partitions: dict[TopicPartition, FedPartition] = {}
+        self.on_delivered: Callable[[], None] | None = None
+        """Called whenever `delivered` of a partition has moved."""
+
         self._source = source
         self._stats = stats
         self._wanted = wanted
@@ -367,6 +370,7 @@ class Feed:
         """Send a range as far as credit goes; whether all of it went."""
         if not part.ends:  # a stretch that the filter left empty
             fed.move(part.stop)
+            self._tell_delivered()
             return True
         is_whole = self._wanted.form is Form.BATCH
         bytes_max = outbox.room(FRAME_BYTES_TARGET)
@@ -391,9 +395,14 @@ class Feed:
             self.ledger.returned(message_count, size_bytes)
         if fed.offset == stop:
             fed.delivered = stop
+            self._tell_delivered()
         self._stats.ws_sent_message_count += message_count
         self._stats.ws_sent_byte_count += len(frame)
         return is_all
+
+    def _tell_delivered(self) -> None:
+        if self.on_delivered is not None:
+            self.on_delivered()
 
     def _frame(self, fed: FedPartition, part: EncodedRange, count: int, seq: int, size_bytes: int) -> bytes:
         ledger = self.ledger

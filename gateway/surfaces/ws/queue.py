@@ -208,8 +208,12 @@ class Queue:
         if back:
             await self._tasks.whole(self._groups.give_back(self.group, back))
 
-    async def refresh(self) -> None:
+    def is_current(self) -> bool:
         """Each receive asks for the topics there are."""
+        return True
+
+    async def refresh(self) -> None:
+        """As `is_current` says."""
 
     async def ack(self, receipts: Sequence[str]) -> Sequence[Settled]:
         """Done with these. Raises GroupError, StoreError."""

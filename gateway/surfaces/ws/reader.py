@@ -15,7 +15,7 @@ from gateway.auth.access import Access
 from gateway.errors import PARTITION_NOT_FOUND, RequestError
 from gateway.groups.machines.subscription import Subscription as Pattern
 from gateway.groups.protocol import TopicPartition
-from gateway.routing.base import Routes, TopicView
+from gateway.routing.base import Routes, TopicView, topic_id_of
 from gateway.surfaces.ws.commands import From, FromOffsets, FromTime, Mode, Start, Subscribe
 from gateway.surfaces.ws.feed import Fed, FedPartition, Feed, epoch_changed
 from gateway.surfaces.ws.outbox import Outbox
@@ -116,6 +116,16 @@ class Reader(Fed):
         await seek(self.feed, self.positions, to)
         return self.feed.cursor
 
+    def is_current(self) -> bool:
+        """Whether `refresh` would find nothing new. A pattern may always."""
+        if self._pattern is not None:
+            return False
+        try:
+            topics = self._named_topics()
+        except RequestError:
+            return False
+        return sum(topic.partitions for topic in topics.values()) == self.partition_count()
+
     async def refresh(self) -> None:
         """Topics may have grown, come or gone. Raises RequestError when there are too many."""
         topics = {topic.name: topic for topic in self._wanted_topics()} if self._pattern else self._named_topics()
@@ -171,12 +181,10 @@ class Reader(Fed):
     def _named_topics(self) -> dict[str, TopicView]:
         """The topics as they are, but for those made anew: readers of those are told by the read itself."""
         topics: dict[str, TopicView] = {}
-        known = {topic.name: topic for topic in self._routes.topics()}
         for name, epoch in self._epochs.items():
-            topic = known.get(name)
-            if topic is None or str(topic.topic_id) != epoch:
+            if str(topic_id_of(self._routes, name)) != epoch:
                 raise epoch_changed(name)
-            topics[name] = topic
+            topics[name] = self._routes.topic(name)
         return topics
 
 

@@ -181,18 +181,17 @@ class Session:
         await self._end(name, None)
 
     def refresh_soon(self) -> None:
-        """Topics or rights may have changed. One that is slow to take the news holds up no other."""
-        if self._running and (self._refreshing is None or self._refreshing.done()):
+        """Topics or rights may have changed. One that is slow to take the news holds up no other. Where nothing has
+        changed, as nearly always, there is no task: one for each of 15,000 sockets kept the loop busy for a second."""
+        is_free = self._refreshing is None or self._refreshing.done()
+        if is_free and not all(map(self._is_current, self.subscriptions)):
             self._refreshing = self._tasks.start(self.refresh())
 
     async def refresh(self) -> None:
         """Look at topics and rights again."""
         for subscription in self.subscriptions:
             try:
-                if subscription.is_named:
-                    check_receives(self.access, subscription.topics(), subscription.queue)
-                if subscription.group is not None:
-                    self.access.check(Permission.RECEIVE, group=subscription.group)
+                self._check_rights(subscription)
                 await subscription.refresh()
             except BrokerUnreachable:  # what is new there can be begun when its node is back
                 asyncio.get_running_loop().call_later(AGAIN_S, self.refresh_soon)
@@ -220,6 +219,19 @@ class Session:
             running.pushing = None
 
     # Inside
+
+    def _check_rights(self, subscription: Subscription) -> None:
+        if subscription.is_named:
+            check_receives(self.access, subscription.topics(), subscription.queue)
+        if subscription.group is not None:
+            self.access.check(Permission.RECEIVE, group=subscription.group)
+
+    def _is_current(self, subscription: Subscription) -> bool:
+        try:
+            self._check_rights(subscription)
+        except RequestError:
+            return False
+        return subscription.is_current()
 
     def _partitions_left(self) -> int:
         return FOLLOWED_PARTITIONS_MAX - sum(subscription.partition_count() for subscription in self.subscriptions)

@@ -178,6 +178,10 @@ class Stream(Fed):
             if (owned := self._owned.get(key)) is not None:
                 owned.finish()
 
+    def is_current(self) -> bool:
+        """Whether `refresh` would find nothing new."""
+        return self._wish_now() == self._wish
+
     async def refresh(self) -> None:
         """The group itself notices what becomes of topics; what a pattern may find, it is told when rights change."""
         wish = self._wish_now()

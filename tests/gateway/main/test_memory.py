@@ -9,8 +9,9 @@ import platform
 import pytest
 
 from gateway.main import memory
-from gateway.main.memory import GROWTH_BYTES, LOOKS_WHILE_LARGE, Trimming, resident_bytes, trimmer
+from gateway.main.memory import GROWTH_BYTES, IDLE_SHARE, LOOKS_WHILE_LARGE, Trimming, resident_bytes, trimmer
 from store.limits import MiB
+from tests.waiting import until
 
 
 def test_pages_are_returned_when_the_process_has_grown_since_the_last_time() -> None:
@@ -66,3 +67,25 @@ async def test_without_such_a_library_no_pages_are_returned(monkeypatch: pytest.
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.05):
             await memory.give_back_forever()  # goes on, and thaws
+
+
+async def test_only_a_process_that_has_next_to_nothing_to_do_is_stopped_for_a_thaw(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks: list[bool] = []
+    limit_s = IDLE_SHARE * 0.01
+    used_s = iter([0.0, limit_s - 1e-6, 0.0, limit_s, 0.0])
+
+    class Looked:
+        def look(self, *, is_idle: bool) -> None:
+            looks.append(is_idle)
+
+    monkeypatch.setattr(memory, "LOOK_S", 0.01)
+    monkeypatch.setattr(memory, "Thawing", Looked)
+    monkeypatch.setattr(memory, "trimmer", lambda: None)
+    monkeypatch.setattr(memory, "look_at_young", lambda: None)
+    monkeypatch.setattr(memory.time, "process_time", lambda: next(used_s, 0.0))
+    task = asyncio.create_task(memory.give_back_forever())
+    await until(lambda: len(looks) >= 2, pause_s=0.001)
+    task.cancel()
+    assert looks[:2] == [True, False]

@@ -23,6 +23,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from store.errors import IndexDamaged
 from store.files import File, Files, OsFiles
 from store.index import file as file_index
+from store.index import pauses
 from store.index.base import UNIT_BYTES, ConsumeQueues, Run, search_time
 from store.index.counted import Counted, decode_counted
 from store.index.file import KEPT_BYTES_MAX, KEPT_LOG_SHARE, KEPT_QUEUE_BYTES_MAX, SYNCED_EACH_MAX, FileConsumeQueues
@@ -946,11 +947,21 @@ def test_a_flush_of_the_database_ends_with_a_sync_of_all_that_it_wrote(
     real_class = rocksdb.Rdict
     monkeypatch.setattr(rocksdb, "Rdict", Heard)
     monkeypatch.setattr(rocksdb, "BATCH_ROWS_MAX", 10)
+    monkeypatch.setattr(pauses.time, "sleep", lambda _: calls.append("pause"))
     log, queues = Log(), opened("rocksdb", tmp_path)
-    queues.append(log.entry(count=35))
+    for count in (20, 1, 1, 13):
+        queues.append(log.entry(count=count))
     calls.clear()
     queues.flush(log.end).run()
     assert calls == ["write"] * 4 + ["sync"]
+    queues.pauses_s = 60
+    calls.clear()
+    queues.flush(log.end).run()
+    assert [call for call in calls if call != "pause"] == ["write"] * 4 + ["sync"]
+    assert calls.count("pause") == 3, "so that others have their turn"
+    queues.close()
+    queues = opened("rocksdb", tmp_path)
+    assert queues.runs(Q, 0, 35) == runs_of(log.entries, 0, 35)
     queues.close()
 
 

@@ -1,10 +1,13 @@
-"""gateway/surfaces/ws/heartbeats.py: one timer for all sockets, each after its own time, few a turn."""
+"""gateway/surfaces/ws/heartbeats.py: one timer for all sockets, each after its own time, some at a time."""
 
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 
-from gateway.surfaces.ws.heartbeats import BEATS_A_TURN, Heartbeats
+import pytest
+
+from gateway.surfaces.ws.heartbeats import BEATS_A_LOOK, LOOK_PAUSE_S, Heartbeats
 from tests.waiting import WOKEN_S, until
 
 INTERVAL_S = 0.05
@@ -39,17 +42,26 @@ async def test_each_beats_after_the_interval_and_again_if_it_says_so() -> None:
     assert beats._timer is None, "nothing is left to wake for"
 
 
-async def test_those_that_opened_together_beat_in_several_turns() -> None:
-    beats = Heartbeats(INTERVAL_S)
-    sockets = [Socket(beats) for _ in range(2 * BEATS_A_TURN + 1)]
-    beats._due_s.update(dict.fromkeys(sockets, sockets[-1].began_s + INTERVAL_S))  # in one moment
-    counts: list[int] = []
+@pytest.mark.parametrize(
+    ("interval_s", "count", "a_look"),
+    [(INTERVAL_S, 2 * BEATS_A_LOOK + 1, BEATS_A_LOOK), (2 * LOOK_PAUSE_S, 3 * BEATS_A_LOOK, 3 * BEATS_A_LOOK)],
+    ids=["few at a time", "all within the interval"],
+)
+async def test_those_that_opened_together_beat_some_at_a_time_and_stay_apart(
+    interval_s: float, count: int, a_look: int
+) -> None:
+    beats = Heartbeats(interval_s)
+    sockets = [Socket(beats, times=2) for _ in range(count)]
+    beats._due_s.update(dict.fromkeys(sockets, sockets[-1].began_s + interval_s))  # in one moment
     async with asyncio.timeout(WOKEN_S):
-        while not counts or counts[-1] < len(sockets):
-            await asyncio.sleep(0)
-            counts.append(sum(len(socket.at_s) for socket in sockets))
-    steps = sorted(set(counts) - {0})
-    assert steps == [BEATS_A_TURN, 2 * BEATS_A_TURN, len(sockets)]
+        await until(lambda: all(len(socket.at_s) == 2 for socket in sockets), pause_s=0.005)
+    for time in (0, 1):
+        looks: dict[int, list[float]] = {}
+        for number, socket in enumerate(sockets):
+            looks.setdefault(number // a_look, []).append(socket.at_s[time])
+        assert time or all(max(own) - min(own) < LOOK_PAUSE_S for own in looks.values())
+        for before, after in pairwise(looks.values()):
+            assert min(after) - min(before) >= LOOK_PAUSE_S - 0.002
 
 
 async def test_the_last_that_goes_takes_the_timer_along() -> None:

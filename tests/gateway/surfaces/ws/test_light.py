@@ -17,6 +17,7 @@ from gateway.api.light import LightReader, check_light, names_begin
 from gateway.auth.scopes import Rights, parse_scope
 from gateway.errors import RequestError
 from gateway.surfaces.sse.topic_stream import HEARTBEAT_MS
+from gateway.surfaces.ws.light import LightStream
 from store import record_batch
 from store.record_batch import Record
 from tests.gateway.surfaces.native.test_light import QUEUES, ROCKSDB, read, rows, send
@@ -175,6 +176,41 @@ async def test_a_group_goes_on_where_it_was_on_every_way_out(tmp_path: Path) -> 
         async with server.session.delete(f"{QUEUES}/a/offsets", params={"group": "phone"}) as response:
             assert response.status == 204
         assert (await offsets(server, "phone"))["cursor"] is None
+
+
+async def test_what_is_delivered_is_committed_once_and_a_socket_to_which_nothing_comes_does_nothing(
+    server: Whole, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.surfaces.ws.light.AUTO_COMMIT_MS", 10)
+    looked = 0
+    commit_delivered = LightStream._commit_delivered
+
+    async def counted(stream: LightStream) -> None:
+        nonlocal looked
+        looked += 1
+        await commit_delivered(stream)
+
+    monkeypatch.setattr(LightStream, "_commit_delivered", counted)
+
+    async def committed(count: int) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                if [one["committed"] for one in (await offsets(server, "phone"))["partitions"]] == [count]:
+                    return
+                await asyncio.sleep(0.01)
+
+    async with server.peer() as peer:
+        await peer.subscribe(queue="a", mode="stream", group="phone", auto_ack=True)
+        await peer.next(op="caught_up")
+        for count in (1, 2):
+            await send(server, ["a"])
+            await peer.messages(1)
+            await committed(count)
+            await asyncio.sleep(0.05)
+            assert looked == count
+        await send(server, ["b"])
+        await peer.quiet()
+        assert looked == 2
 
 
 async def test_what_groups_keep_goes_with_the_topic_and_has_a_bound(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from gateway.auth.access import OPEN, Permission, forbidden
 from gateway.surfaces.ws.protocol import CloseCode
+from gateway.surfaces.ws.session import Session
 from gateway.surfaces.ws.sessions import Sessions
 from tests.gateway.surfaces.ws.talk import Frame, Server, subscribe
 from tests.gateway.surfaces.ws.wire import Wire, wired
@@ -272,6 +273,52 @@ async def test_a_subscription_ends_when_a_rule_takes_its_topic_or_group_away(ask
         assert not talk.session.subscriptions
         await talk.fill("orders", 1)
         await talk.quiet()
+    await server.sessions.close()
+
+
+@pytest.mark.parametrize("asked", [{}, STREAM, QUEUE], ids=["reader", "stream", "queue"])
+async def test_a_session_for_which_nothing_has_changed_is_not_worked_on(
+    monkeypatch: pytest.MonkeyPatch, asked: Frame
+) -> None:
+    """There may be 15,000, and all are looked at every few seconds."""
+    server = Server({"orders": 1} | {f"other-{number}": 1 for number in range(5)})
+    rights = Ruled()
+    refreshed: list[str] = []
+    original = Session.refresh
+
+    async def refresh(session: Session) -> None:
+        refreshed.append(session.name)
+        await original(session)
+
+    monkeypatch.setattr(Session, "refresh", refresh)
+    async with server.talk(rights) as talk:
+        await talk.answer(subscribe(credit=10, **asked))
+        server.broker.add_topic("new", 1)
+        monkeypatch.setattr(server.routes, "topics", lambda: pytest.fail("looked at all topics"))
+        for _ in range(3):
+            talk.session.refresh_soon()
+            await asyncio.sleep(0)
+        assert refreshed == []
+        rights.denied = "orders"
+        talk.session.refresh_soon()
+        await until(lambda: not talk.session.subscriptions)
+        assert refreshed == [talk.session.name]
+    await server.sessions.close()
+
+
+@pytest.mark.parametrize("is_deleted", [False, True])
+async def test_a_session_whose_topic_grows_or_goes_is_worked_on(is_deleted: bool) -> None:
+    server = Server({"orders": 1})
+    async with server.talk() as talk:
+        await talk.answer(subscribe(credit=10))
+        if is_deleted:
+            server.routes.remove(server.routes.topic("orders"))
+            talk.session.refresh_soon()
+            assert (await talk.heard("error"))["error_code"] == 40953
+        else:
+            await server.broker.grow_topic("orders", 2)
+            talk.session.refresh_soon()
+            assert (await talk.heard("assigned"))["partitions"] == {"orders": [1]}
     await server.sessions.close()
 
 
