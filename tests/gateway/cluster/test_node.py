@@ -623,7 +623,7 @@ async def test_the_log_says_which_nodes_come_and_go(caplog: pytest.LogCaptureFix
 
 
 async def test_other_work_has_its_turns_while_all_partitions_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nodes, "LOOKED_AT_A_TURN", 2)
+    monkeypatch.setattr(nodes, "SEGMENTS_A_TURN", 2)
     metadata = MemoryMetadata()
     async with joined(metadata) as (node, _):
         topic_id = (await node.create_topic("orders", 5)).topic_id
@@ -642,7 +642,7 @@ async def test_other_work_has_its_turns_while_all_partitions_are_looked_at(monke
         before = turns
         seen = [(at, turns - before) async for at, _ in node._moved()]
         counting.cancel()
-        assert seen == [((topic_id, partition), turn) for partition, turn in enumerate((0, 1, 1, 2, 2))]
+        assert seen == [((topic_id, partition), turn) for partition, turn in enumerate((0, 0, 1, 1, 2))]
 
 
 async def test_light_queues_wait_until_all_nodes_know_them() -> None:
