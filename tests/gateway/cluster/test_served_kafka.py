@@ -449,7 +449,7 @@ async def test_nothing_is_lost_or_doubled_while_nodes_are_killed_restarted_and_d
         await nodes.create(TOPIC, PARTITIONS)
         names = list(nodes.addresses)
         producing, aio_producing = Producing(nodes.bootstrap, TOPIC, 1_000), AioProducing(nodes.bootstrap, TOPIC)
-        member, aio_member = Consuming(nodes, TOPIC, GROUP), AioConsuming(nodes, TOPIC, GROUP)
+        member, aio_member = Consuming(nodes, TOPIC, GROUP), AioConsuming(nodes.bootstrap, TOPIC, GROUP)
         await producing.more()
         for step in range(6):
             for partition in range(PARTITIONS):
