@@ -230,12 +230,17 @@ async def stored(nodes: KafkaNodes, topic: str, partitions: int = PARTITIONS) ->
         ends = {place.partition: consumer.get_watermark_offsets(place, timeout=PATIENCE_S)[1] for place in places}
         consumer.assign(places)
         found: Counter[bytes] = Counter()
-        until = time.monotonic() + PATIENCE_S
+        read: Counter[int] = Counter()
+        last = time.monotonic()
+        until = last + PATIENCE_S
         while found.total() < sum(ends.values()):
-            assert time.monotonic() < until, (found.total(), ends)
+            now = time.monotonic()
+            assert now < until, f"read {read} of {ends}, the last one {now - last:.1f} s ago"
             for message in consumer.consume(1_000, 0.2):
                 assert message.error() is None, message.error()
                 found[message.value()] += 1
+                read[message.partition()] += 1
+                last = now
         consumer.close()
         return found
 
