@@ -78,7 +78,6 @@ TESTED_THROUGH_OTHERS = {
     "gateway.surfaces.rest_v3.schema_data": "gateway/surfaces/rest_v2/test_schema_records.py",
     "gateway.surfaces.sse.light_stream": "gateway/surfaces/ws/test_light.py",
     "gateway.surfaces.ws.commits": "gateway/surfaces/ws/test_stream.py",
-    "gateway.surfaces.ws.elsewhere": "gateway/cluster/test_served.py",
     "gateway.surfaces.ws.feed": "gateway/surfaces/ws/test_sessions.py",
     "gateway.surfaces.ws.metrics": "gateway/surfaces/native/test_ops.py",
     "gateway.surfaces.ws.sends": "gateway/surfaces/ws/test_conformance.py",

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from gateway.brokers.base import AnswerLost, BrokerUnreachable
 from gateway.cluster.balance import NoTaker
 from gateway.cluster.metadata import OutcomeUnknown, Unavailable
+from gateway.cluster.move import ChainFull
 from gateway.cluster.move_slots import MovesBusy
 from gateway.cluster.mover import MoveConflict, StillThere, UnknownBroker
 from gateway.errors import (
@@ -128,6 +129,7 @@ ANSWERS: dict[type[Exception], _Answer] = {
     NoTaker: _Answer(409),
     BrokerLacks: _Answer(BROKER_LACKS),
     BrokerRefuses: _Answer(BROKER_REFUSES),
+    ChainFull: _Answer(409),
     StillThere: _Answer(409),
     MoveConflict: _Answer(OVERLOADED, True, "The partition is being moved by others.", Overloaded.retry_after_ms),
     MovesBusy: _Answer(TOO_MANY, True, retry_after_ms=MovesBusy.retry_after_ms),

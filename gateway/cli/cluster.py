@@ -170,10 +170,9 @@ def _settings(config: Path | None) -> tuple[GatewayConfig, EtcdConfig]:
 
 def _run(work: Coroutine[Any, Any, Any]) -> Any:
     from gateway.cluster.metadata import MetadataError
-    from gateway.cluster.move import ChainFull
     from store.errors import StoreError
 
     try:
         return asyncio.run(work)
-    except (StoreError, MetadataError, ChainFull, OSError, ValueError) as error:
+    except (StoreError, MetadataError, OSError, ValueError) as error:
         raise CliError(str(error)) from error

@@ -7,7 +7,7 @@ stays as it was: what it still says is true, and appends to a queue that was sea
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import aclosing, suppress
 
 from gateway.brokers.base import Broker
@@ -40,6 +40,7 @@ class ChainFollower:
         self._own = own
         self._on_moving = on_moving
         self._values: dict[str, Value] = {}
+        self._not_applied: set[str] = set()
         self._moving: dict[str, Known] = {}
         self._on_kafka: dict[str, Known] = {}
         self.system_owners: dict[tuple[int, int], str] = {}
@@ -69,10 +70,10 @@ class ChainFollower:
         if known.revision != ABSENT:
             self._note(key_of(topic_id, partition), Value(encode(known.record), known.revision))
 
-    def apply_all(self) -> None:
-        """Apply all that is known once more: brokers are known now that were not."""
-        for key, value in self._values.items():
-            self._apply(key, value)
+    def apply_again(self) -> None:
+        """Apply what could not be: brokers are known now that were not."""
+        for key in list(self._not_applied):
+            self._apply(key, self._values[key])
 
     def known(self, topic_id: int, partition: int) -> Known | None:
         """The record of a partition that has moved, as far as it is known; None for any other one. Raises
@@ -90,14 +91,16 @@ class ChainFollower:
             return None
         return self._chain(topic_id, partition, value)
 
-    def moved(self) -> dict[tuple[int, int], Known]:
-        """The records of all partitions that have moved, by topic id and number; those that are not understood are left
-        out."""
-        found = {}
-        for key, value in self._values.items():
-            with suppress(ValueError):
-                found[_named(key)] = Known(decode(value.data), value.revision)
-        return found
+    def moved(self) -> Iterator[tuple[tuple[int, int], Known]]:
+        """The partitions that have moved by now, by topic id and number, and their records as of when each is looked
+        at: they are many, and decoding takes time. Those that are gone then, or not understood, are left out."""
+        for key in list(self._values):
+            if (value := self._values.get(key)) is not None:
+                try:
+                    record = decode(value.data)
+                except ValueError:
+                    continue
+                yield _named(key), Known(record, value.revision)
 
     def moving(self) -> dict[tuple[int, int], Known]:
         """The records of the partitions that a move of is under way, by topic id and number. Looks at none of the
@@ -111,6 +114,7 @@ class ChainFollower:
     def _forget(self, key: str) -> None:
         self._values.pop(key, None)
         self.system_owners.pop(_named(key), None)
+        self._not_applied.discard(key)
         self._moving.pop(key, None)
         self._on_kafka.pop(key, None)
 
@@ -122,6 +126,7 @@ class ChainFollower:
         self._apply(key, value)
 
     def _apply(self, key: str, value: Value) -> None:
+        self._not_applied.discard(key)
         self._moving.pop(key, None)
         self._on_kafka.pop(key, None)
         topic_id, partition = _named(key)
@@ -130,14 +135,16 @@ class ChainFollower:
                 self.system_owners[topic_id, partition] = decode(value.data).owner
             if not self._own:
                 return  # a gateway without Kafka clusters reads nothing of it
-        if (chain := self._chain(topic_id, partition, value)) is not None:
-            if (record := decode(value.data)).state is PartitionState.SEALING:
-                self._moving[key] = Known(record, value.revision)
-                self._on_moving(record.to or "")
-            elif record.open_segment.pid is not None:
-                self._on_kafka[key] = Known(record, value.revision)
-            with suppress(UnknownQueue):  # not known here yet, or not any more
-                self._routes.set_chain(self._routes.by_id(topic_id).name, partition, chain)
+        if (chain := self._chain(topic_id, partition, value)) is None:
+            self._not_applied.add(key)
+            return
+        if (record := decode(value.data)).state is PartitionState.SEALING:
+            self._moving[key] = Known(record, value.revision)
+            self._on_moving(record.to or "")
+        elif record.open_segment.pid is not None:
+            self._on_kafka[key] = Known(record, value.revision)
+        with suppress(UnknownQueue):  # not known here yet, or not any more
+            self._routes.set_chain(self._routes.by_id(topic_id).name, partition, chain)
 
     def _chain(self, topic_id: int, partition: int, value: Value) -> Chain | None:
         try:

@@ -36,6 +36,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gateway.cluster.record import SEGMENTS_MAX, PartitionRecord, PartitionState, SegmentRecord
+from store.errors import StoreError
 from store.limits import PARTITIONS_MAX
 
 TAKEN_OFFSETS = 1 << 44
@@ -43,7 +44,7 @@ TAKEN_OFFSETS = 1 << 44
 its offsets leave what JavaScript counts exactly."""
 
 
-class ChainFull(Exception):
+class ChainFull(StoreError):
     """The partition has as many segments as a record can hold. It can move again when old ones have expired."""
 
 
@@ -57,7 +58,10 @@ def intent(record: PartitionRecord, to: str) -> PartitionRecord:
     """The record in which a move to broker `to` has begun, also when another one was begun and left. Raises
     ChainFull."""
     if len(record.segments) >= SEGMENTS_MAX:
-        raise ChainFull(f"{SEGMENTS_MAX} segments")
+        raise ChainFull(
+            f"The partition has {SEGMENTS_MAX} segments, as many as it can have: it can move again when the records of "
+            f"the first ones have expired, or were deleted. Nothing was changed."
+        )
     return replace(record, epoch=record.epoch + 1, state=PartitionState.SEALING, to=to)
 
 

@@ -9,6 +9,8 @@ back in the same change.
     mover killed                            its slot is anybody's from when its session has ended
     ... but it was only frozen, or cut off  its next change fails; it takes another slot, and goes on
     a slot could not be given back          the node does that later (`tidy`); after a restart, at once
+    a slot is taken after its taker gave    likewise: it did not hear what became of its change, which came late. Each
+    up                                      node looks for such slots every TIDY_INTERVAL_S
 
 A move that was left half way is finished without a slot, as its partition takes no records: by one node, one at a time.
 """
@@ -16,6 +18,7 @@ A move that was left half way is finished without a slot, as its partition takes
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -23,7 +26,9 @@ from dataclasses import dataclass
 import orjson
 
 from gateway.cluster.members import NODES
-from gateway.cluster.metadata import ABSENT, Metadata, OutcomeUnknown, Unavailable, Value
+from gateway.cluster.metadata import ABSENT, Metadata, MetadataError, OutcomeUnknown, Value
+
+log = logging.getLogger(__name__)
 
 SLOTS = "moves/"
 MOVES_MAX_DEFAULT = 4
@@ -31,6 +36,8 @@ WAIT_S = 10.0
 """How long a move waits for a slot. One takes milliseconds."""
 
 LOOK_INTERVAL_S = 0.05
+TIDY_INTERVAL_S = 10.0
+"""How often a node looks for slots that it holds and does not use, when it does not know of any."""
 
 
 class MovesBusy(Exception):
@@ -56,7 +63,7 @@ class MoveSlots:
         self._count = count
         self._held: set[str] = set()
         self._turn = asyncio.Lock()  # one of this node's moves looks for a slot at a time, first come first served
-        self._is_tidy = False
+        self._tidy_until_s = 0.0
 
     @asynccontextmanager
     async def one(self, topic_id: int, partition: int) -> AsyncIterator[Slot]:
@@ -89,15 +96,17 @@ class MoveSlots:
 
     async def tidy(self) -> None:
         """Give back what this node holds and does not use: of a process before, or whose end the metadata did not
-        hear. Costs nothing when all was heard. Raises Unavailable."""
-        if self._is_tidy:
+        hear. Costs nothing when it was looked of late and all was heard since; a move that waits for a slot takes such
+        ones itself. Raises MetadataError."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s < self._tidy_until_s or self._turn.locked():
             return
         async with self._turn:
-            self._is_tidy = True
+            self._tidy_until_s = now_s + TIDY_INTERVAL_S
             try:
                 found = (await self._metadata.list(SLOTS)).values
-            except Unavailable:
-                self._is_tidy = False
+            except MetadataError:
+                self._tidy_until_s = 0.0
                 raise
             for key, value in found.items():
                 if _node_of(value) == self._own and key not in self._held:
@@ -106,8 +115,9 @@ class MoveSlots:
     async def _give_back(self, key: str, revision: int) -> None:
         try:
             await self._metadata.compare_and_set({key: revision}, {key: None})
-        except Unavailable:
-            self._is_tidy = False
+        except MetadataError as error:
+            self._tidy_until_s = 0.0
+            log.info("slot of a move is given back later slot=%s error=%s", key, error)
 
     async def _taken(self, data: bytes) -> Slot | None:
         """A slot that is this node's from now on. Holding the turn."""
@@ -125,7 +135,7 @@ class MoveSlots:
             try:
                 revision = await self._metadata.compare_and_set(expected, {key: data})
             except OutcomeUnknown:
-                self._is_tidy = False
+                self._tidy_until_s = 0.0
                 raise
             if revision is not None:
                 self._held.add(key)

@@ -197,9 +197,17 @@ class Mover:
         except MoveConflict:
             self.stats.outcomes["conflict"] += 1
             raise
-        except BaseException:
+        except BaseException as error:
             at = self.moves.get((topic_id, partition))
-            self.stats.outcomes["failed" if at is None or at.step == "warm" else "left"] += 1
+            if at is None or at.step == "warm":
+                self.stats.outcomes["failed"] += 1
+                raise
+            self.stats.outcomes["left"] += 1
+            log.warning(
+                "move left half way, the partition takes no records until it is finished topic_id=%d partition=%d "
+                "from=%s to=%s step=%s error=%r",
+                topic_id, partition, at.source, to, at.step, error,
+            )  # fmt: skip
             raise
         finally:
             self.moves.pop((topic_id, partition), None)
@@ -297,8 +305,8 @@ class Mover:
             revision = await self._set(topic_id, partition, revision, done, slot=slot, is_last=True)
         self.stats.done(pause_ms := (monotonic() - paused_s) * 1000)
         log.info(
-            "partition moved topic_id=%d partition=%d to=%s epoch=%d offset=%d pause_ms=%.1f",
-            topic_id, partition, to, done.epoch, done.open_segment.start, pause_ms,
+            "partition moved topic_id=%d partition=%d from=%s to=%s epoch=%d offset=%d pause_ms=%.1f",
+            topic_id, partition, last.broker, to, done.epoch, done.open_segment.start, pause_ms,
         )  # fmt: skip
         return Known(done, revision)
 
@@ -348,15 +356,19 @@ class Mover:
         """Write down how far the open segment of a Kafka partition that this node serves is known to be its own: a
         search for its end begins there. Raises as `move`."""
         known = await self.known(topic_id, partition)
-        record = known.record
+        if (end := self.unverified_end(topic_id, partition, known.record)) is None:
+            return known
+        verified = replace(known.record, verified=end)
+        return Known(verified, await self._set(topic_id, partition, known.revision, verified))
+
+    def unverified_end(self, topic_id: int, partition: int, record: PartitionRecord) -> int | None:
+        """How far the open segment of a Kafka partition that this node serves is known to be its own, when the record
+        does not say that yet; else None. Raises UnknownBroker."""
         broker = self._broker_named(record.open_segment.broker)
         if not isinstance(broker, KafkaBroker) or record.state is not PartitionState.NORMAL:
-            return known
+            return None
         end = broker.served_end(queue_of(topic_id, partition, record.open_segment))
-        if end is None or end <= record.verified:
-            return known
-        verified = replace(record, verified=end)
-        return Known(verified, await self._set(topic_id, partition, known.revision, verified))
+        return None if end is None or end <= record.verified else end
 
     async def take_over(self, topic_id: int, partition: int, to: str) -> Known:
         """As `move`, without the broker that has the partition; see gateway/cluster/move.py. Raises as `move`."""
@@ -397,7 +409,11 @@ class Mover:
         """Take segments off a partition's chain all of whose records have expired, and give up their queues; the record
         afterwards. Raises as `move`."""
         known = await self.known(topic_id, partition)
-        first_kept = [await self._first_kept(topic_id, partition, segment) for segment in known.record.segments]
+        first_kept: list[int] = []
+        for segment in known.record.segments[:-1]:
+            first_kept.append(await self._first_kept(topic_id, partition, segment))
+            if segment.end is None or first_kept[-1] < segment.end:
+                break  # it stays, so those behind it do: their brokers, which may be away, are not asked
         trimmed = move.trim(known.record, first_kept)
         if trimmed is known.record:
             return known

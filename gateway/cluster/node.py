@@ -176,6 +176,10 @@ BEGIN_LOOK_S, BEGIN_LOOKS = 0.01, 1000
 certain to come."""
 
 TRIM_INTERVAL_S = 60.0
+SEGMENTS_A_TURN = 4_096
+"""Of partitions that have moved, looked at between two turns of the event loop. They take 13 ms to decode as those of
+one partition, 25 ms as one each of so many."""
+
 TRIES_MAX = 5
 """Of a move that meets another one of the same partition."""
 
@@ -281,6 +285,7 @@ class ClusterNode:
         self._by_id: dict[int, TopicRecord] = {}
         self._topic_revisions: dict[str, int] = {}  # deleted ones too, until the watch tells of it
         self._beginning: set[tuple[int, int]] = set()  # own partitions that are to go to a Kafka cluster
+        self._is_to_begin = asyncio.Event()  # there are new ones of those
         self._turn = asyncio.Lock()  # of what changes topics here
         self._owners: dict[str, str] = {}
         self._owner_revisions: dict[str, int] = {}  # of what this node changed itself, until the watch tells of it
@@ -333,14 +338,19 @@ class ClusterNode:
 
     def unknown_brokers(self) -> list[str]:
         """Brokers on which partitions have records, and of which neither the metadata nor the settings tell."""
-        named = {one.broker for known in self._follower.moved().values() for one in known.record.segments}
+        named = {one.broker for _, known in self._follower.moved() for one in known.record.segments}
         return sorted((named | self._attaching.names) - self.members.keys() - self.kafka.keys())
 
     async def run(self) -> None:
-        """Follow, and look after what was left half way, until cancelled."""
+        """Follow, and look after what was left half way, until cancelled. Each of these waits for brokers or for the
+        metadata, which may not answer for long, so none waits for another one."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.follow(), name="cluster")
-            tasks.create_task(self._look_after(), name="moves")
+            tasks.create_task(self._keep_served(), name="partitions on Kafka")
+            tasks.create_task(self._keep_begun(), name="partitions that begin on Kafka")
+            tasks.create_task(self._keep_verified(), name="ends on Kafka")
+            tasks.create_task(self._keep_finished(), name="moves that were left")
+            tasks.create_task(self._keep_trimmed(), name="expired segments")
             tasks.create_task(self._follow_growth(), name="attached topics")
 
     async def close(self) -> None:
@@ -365,7 +375,7 @@ class ClusterNode:
             await asyncio.sleep(RETRY_S)
 
     async def _see(self, seen: Listing | Changes) -> None:
-        values = seen.values
+        values, before = seen.values, set(self._nodes)
         if isinstance(seen, Listing):
             async with self._turn:  # no topic is half made then
                 self._check_known(seen)
@@ -391,6 +401,10 @@ class ClusterNode:
                 self._attaching.nodes_changed()
             elif key.startswith(OWNERS):
                 self._see_owner(key, value, seen.revision)
+        for name in sorted(self._nodes.keys() - before):
+            log.info("node is there node=%s", name)
+        for name in sorted(before - self._nodes.keys()):
+            log.warning("node is away, its session has ended node=%s", name)
         self._see_formats()
         self._follower.see(seen)
         async with self._turn:
@@ -455,7 +469,7 @@ class ClusterNode:
         peer = PeerBroker(name, member.address, self._secret, self._clock)
         self._peers[name] = await self._opened.enter_async_context(peer)
         log.info("broker known broker=%s address=%s", name, member.address)
-        self._follower.apply_all()  # of some partitions it may have been heard before
+        self._follower.apply_again()  # of some partitions it may have been heard before
 
     async def _see_topics(self, seen: Listing | Changes) -> None:
         for key, value in seen.values.items():
@@ -505,7 +519,7 @@ class ClusterNode:
             is_looked_after = home is self._own or not self.has_store(home.name)
             if is_looked_after and self.is_to_begin(topic.topic_id, partition):
                 self._beginning.add((topic.topic_id, partition))
-                self._doubt.set()
+                self._is_to_begin.set()
         self._routes.set_chains(topic, chains)
         self._on_topics()
 
@@ -697,7 +711,7 @@ class ClusterNode:
         """Have a topic that is one of a Kafka cluster, for all nodes; one that is there is returned as it is. `room`
         keeps room for so many partitions. Raises UnknownBroker, IllegalTopic, TopicExists, BrokerLacks, BrokerRefuses,
         BrokerUnreachable."""
-        moved = [known.record for known in self._follower.moved().values()]
+        moved = [known.record async for _, known in self._moved()]
         count = await self._attaching.partitions_of(name, to, moved)
         with room(0 if name in self._topics else count):
             return await self._create_topic(name, count, to)
@@ -998,24 +1012,38 @@ class ClusterNode:
                 with suppress(MetadataError, StoreError):
                     await self._change_topic(topic.name, partial(_grown, topic.topic_id, count))
 
-    async def _look_after(self) -> None:
-        """Finish moves that were left, and take expired segments off chains."""
+    async def _keep_served(self) -> None:
+        """Take over partitions on Kafka clusters that no node serves."""
         loop = asyncio.get_running_loop()
-        trimmed_s = verified_s = loop.time()
-        await self._seal_taken()
         while True:
-            await self._begin_on_kafka()
             interval_s = self._take_kafka(loop.time())
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._doubt.wait(), interval_s)
             self._doubt.clear()
             self._shards_changed()
-            with suppress(Unavailable):
+
+    async def _keep_begun(self) -> None:
+        """Have partitions begin on the Kafka clusters on which they are to."""
+        while True:
+            await self._begin_on_kafka()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._is_to_begin.wait(), LOOK_INTERVAL_S)
+            self._is_to_begin.clear()
+
+    async def _keep_verified(self) -> None:
+        """Write down how far own partitions on Kafka clusters are known."""
+        while True:
+            await asyncio.sleep(VERIFY_INTERVAL_S)
+            await self._verify_kafka()
+
+    async def _keep_finished(self) -> None:
+        """Finish moves that were left, one after the other."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(LOOK_INTERVAL_S)
+            with suppress(MetadataError):
                 await self._slots.tidy()
             now_s = loop.time()
-            if now_s - verified_s >= VERIFY_INTERVAL_S:
-                verified_s = now_s
-                await self._verify_kafka()
             left = self._follower.moving()
             moves = [(*at, known.revision) for at, known in left.items()]
             self._seen_moving_s = {each: self._seen_moving_s.get(each, now_s) for each in moves}
@@ -1027,12 +1055,26 @@ class ClusterNode:
                 since_s = self._seen_moving_s[topic_id, partition, known.revision]
                 if now_s - since_s >= after_s and self.is_there(source):
                     await self._finish(topic_id, partition, to if self.is_there(to) else source)
-            if now_s - trimmed_s >= TRIM_INTERVAL_S:
-                trimmed_s = now_s
-                await self._seal_taken()
-                for (topic_id, partition), known in self._follower.moved().items():
-                    if known.record.owner == self.name and len(known.record.segments) > 1:
-                        await self._trim(topic_id, partition)
+
+    async def _keep_trimmed(self) -> None:
+        """Take expired segments off chains, and seal what was taken over."""
+        while True:
+            await self._seal_taken()
+            await asyncio.sleep(TRIM_INTERVAL_S)
+            async for (topic_id, partition), known in self._moved():
+                first, *others = known.record.segments
+                if others and known.record.owner == self.name and self.is_there(first.broker):
+                    await self._trim(topic_id, partition)
+
+    async def _moved(self) -> AsyncIterator[tuple[tuple[int, int], Known]]:
+        """`ChainFollower.moved`; others have their turns meanwhile."""
+        looked_at = 0
+        for at, known in self._follower.moved():
+            if looked_at >= SEGMENTS_A_TURN:
+                looked_at = 0
+                await asyncio.sleep(0)
+            looked_at += len(known.record.segments)
+            yield at, known
 
     async def take_own(self) -> None:
         """Serve what this node owns on Kafka clusters, before it is asked for it: a repeated send may name another
@@ -1145,7 +1187,8 @@ class ClusterNode:
         for (topic_id, partition), known in self._follower.on_kafka().items():
             if known.record.owner == self.name and (topic_id, partition) not in self._mover.moves:
                 with suppress(MoveConflict, MetadataError, StoreError, UnknownBroker, ValueError):
-                    self._follower.note(topic_id, partition, await self._mover.verify(topic_id, partition))
+                    if self._mover.unverified_end(topic_id, partition, known.record) is not None:
+                        self._follower.note(topic_id, partition, await self._mover.verify(topic_id, partition))
 
     async def _finish(self, topic_id: int, partition: int, to: str) -> bool:
         """Whether a partition is on a broker now, as far as it can be told."""
@@ -1163,13 +1206,15 @@ class ClusterNode:
 
     async def _seal_taken(self) -> None:
         """What was taken over while this node was away takes no more: others read it to its end, and go on."""
-        for known in self._follower.moved().values():
+        async for _, known in self._moved():
             with suppress(StoreError, UnknownBroker):
                 await self._mover.seal_taken(known.record, self.name)
 
     async def _trim(self, topic_id: int, partition: int) -> None:
-        with suppress(MoveConflict, MetadataError, StoreError, UnknownBroker, ValueError):
+        try:
             self._follower.note(topic_id, partition, await self._mover.trim(topic_id, partition))
+        except (MoveConflict, MetadataError, StoreError, UnknownBroker, ValueError) as error:
+            log.info("expired segments stay for now topic_id=%d partition=%d error=%s", topic_id, partition, error)
 
     # ---- shards ----------------------------------------------------------------------------------------------------
 

@@ -112,7 +112,8 @@ class Frames:
                 name = bytes(view[at : at + name_length]).decode()
                 found.append(Frame(number, name, bytes(view[at + name_length : message_end])))
             start = end
-        del held[:start]
+        if start:  # not taken out of `held`: who looks at this thread's stack meanwhile may keep a view of it
+            self._held = held[start:]
         return found
 
 

@@ -209,13 +209,9 @@ async def clustered(
                 if time.monotonic() > name_until_s:
                     raise CannotJoin(str(error)) from error
                 progress.waits_for = "a process of the same name"
-                await asyncio.sleep(RETRY_S)
+                await _pause(progress, stopping)
             except Unavailable as error:
-                progress.waits_for = "etcd"
-                log.warning("waiting for etcd error=%s", error)
-                with suppress(TimeoutError):
-                    await asyncio.wait_for(stopping.wait(), RETRY_S)
-                    raise CannotJoin("stopped while etcd could not be reached") from error
+                await _wait_for_etcd(error, progress, stopping)
         admin.topics = node
         admin.routes.refresh_by = node.refresh
         try:
@@ -245,7 +241,13 @@ async def clustered(
                             write_timeout_s=config.ws_write_timeout_ms / 1000,
                         )
                     )
-                await serving.enter_async_context(node.in_session(secrets.token_hex(8)))
+                process = secrets.token_hex(8)
+                while True:  # etcd may be away again by now
+                    try:
+                        await serving.enter_async_context(node.in_session(process))
+                        break
+                    except Unavailable as error:
+                        await _wait_for_etcd(error, progress, stopping)
                 if own.no_store:
                     await node.check_own_record(member.data)
                 progress.waits_for = "Kafka"
@@ -287,12 +289,22 @@ async def known(node: ClusterNode, progress: RecoveryProgress, stopping: asyncio
                 return
             progress.waits_for = "the first node of the cluster"
             log.warning("waiting for the first node of the cluster")
+            await _pause(progress, stopping)
         except Unavailable as error:
-            progress.waits_for = "etcd"
-            log.warning("waiting for etcd error=%s", error)
-        with suppress(TimeoutError):
-            await asyncio.wait_for(stopping.wait(), RETRY_S)
-            raise CannotJoin(f"stopped while it waited for {progress.waits_for}")
+            await _wait_for_etcd(error, progress, stopping)
+
+
+async def _wait_for_etcd(error: Unavailable, progress: RecoveryProgress, stopping: asyncio.Event) -> None:
+    progress.waits_for = "etcd"
+    log.warning("waiting for etcd error=%s", error)
+    await _pause(progress, stopping)
+
+
+async def _pause(progress: RecoveryProgress, stopping: asyncio.Event) -> None:
+    """Before the next try. Raises CannotJoin when the server is to stop."""
+    with suppress(TimeoutError):
+        await asyncio.wait_for(stopping.wait(), RETRY_S)
+        raise CannotJoin(f"stopped while it waited for {progress.waits_for}")
 
 
 def _queues_of(store: Store | NoStore, beside: Beside, topic_id: int) -> list[QueueKey]:

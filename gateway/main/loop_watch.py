@@ -163,8 +163,12 @@ class LoopWatch:
             if wait_s <= 0:
                 wait_s = self._held_s
                 if self._seen[0] != due_s:
-                    frame = sys._current_frames().get(self._thread_id)
-                    self._seen = due_s, "unknown" if frame is None else doing(frame)
+                    self._seen = due_s, self._look()
+
+    def _look(self) -> str:
+        """What the loop is at. The frame is let go of on return: as long as it is there, so is all that it has."""
+        frame = sys._current_frames().get(self._thread_id)
+        return "unknown" if frame is None else doing(frame)
 
 
 def doing(frame: FrameType) -> str:

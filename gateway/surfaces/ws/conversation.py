@@ -290,6 +290,8 @@ class Conversation:
         await self._answer(command.id, {**self._welcome(resumed is not None), **fields})
         if resumed is not None:
             resumed.attach(self._outbox, self._close)
+            if self._elsewhere is not None:
+                self._elsewhere.go_on()
 
     async def _resume_elsewhere(
         self, resumed: Session, command: plain.Hello

@@ -133,6 +133,7 @@ class Elsewhere:
         self._outbox = outbox
         self._start = start_task
         self._relays: dict[str, _Relay] = {}
+        self._resumed: list[_Relay] = []  # that do not pass anything on yet
         self._token = token
         self._is_open = is_open
 
@@ -165,12 +166,14 @@ class Elsewhere:
             if len(self._relays) >= RELAYS_MAX:
                 raise RequestError(protocol.TOO_MANY, f"A socket may use groups of {RELAYS_MAX} other nodes at once.")
             relay, _ = await self._opened(node, binary=binary)
+            self._start(relay.run(self._outbox))
         return relay
 
     async def resume(
         self, kept: Mapping[str, Kept], seen: Mapping[str, int], *, binary: bool
     ) -> tuple[dict[str, object], dict[str, object]]:
-        """Go on with the relays of a session; the states of their subscriptions, and why some have ended."""
+        """Go on with the relays of a session; the states of their subscriptions, and why some have ended. Nothing is
+        passed on before `go_on`: the client is to know those states first."""
         subs: dict[str, object] = {}
         ended: dict[str, object] = {}
         for node, one in kept.items():
@@ -180,6 +183,7 @@ class Elsewhere:
             except RequestError as error:
                 ended |= {name: protocol.error_fields(error) for name in one.subs}
                 continue
+            self._resumed.append(relay)
             states = said.get("subs", {})
             relay.kept.subs |= states.keys()
             subs |= states
@@ -187,6 +191,12 @@ class Elsewhere:
             gone = RequestError(protocol.CANNOT_RESUME, f"Node {node} has forgotten the session.", retriable=True)
             ended |= {name: protocol.error_fields(gone) for name in one.subs - states.keys() - ended.keys()}
         return subs, ended
+
+    def go_on(self) -> None:
+        """The client was told what `resume` has found."""
+        for relay in self._resumed:
+            self._start(relay.run(self._outbox))
+        self._resumed.clear()
 
     async def renew(self, token: str) -> None:
         """Have all relays go on with the rights of a token. Raises Closing."""
@@ -234,5 +244,4 @@ class Elsewhere:
             await socket.close()
             raise
         self._relays[node] = relay
-        self._start(relay.run(self._outbox))
         return relay, said

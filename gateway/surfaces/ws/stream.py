@@ -13,6 +13,7 @@ Invariants
     T1  a partition is pushed only while the last share that was heard of has it assigned
     T2  a partition is released only when nothing of it is pushed any more, and after the acks that came before
     T3  an ack is answered when its commit is durable
+    T4  the client is told of a partition before it is sent any of it: it drops what is of others
 """
 
 from __future__ import annotations
@@ -81,6 +82,7 @@ class Stream(Fed):
         self._member_id = command.member
         self._share = Share(0, (), (), b"", False)
         self._owned: dict[TopicPartition, Owned] = {}
+        self._told: set[TopicPartition] = set()  # what the client knows to have; those that it is to give up are not
         self._commits = Commits(
             self.group,
             self._owned,
@@ -129,8 +131,9 @@ class Stream(Fed):
         return len(self._owned)
 
     def state(self) -> dict[str, object]:
-        """What a client must know to go on."""
+        """What a client must know to go on, which it is about to be told."""
         live = [owned.fed for owned in self._owned.values() if not owned.draining]
+        self._told = {fed.key for fed in live}
         return {
             "generation": self._share.generation,
             "partitions": partitions_of(fed.key for fed in live),
@@ -146,11 +149,11 @@ class Stream(Fed):
         """Push for ever. Raises RequestError, StoreError, OutboxClosed."""
         self._outbox = outbox
         try:
-            draining = [key for key, owned in self._owned.items() if owned.draining]
-            if draining:
-                await self._tell(
-                    revoked_push(self.name, self._share.generation, partitions_of(draining), self._drain_ms)
-                )
+            # What has changed since the answer that told how things are (T4).
+            await self._tell_revoked([key for key, owned in self._owned.items() if owned.draining], self._drain_ms)
+            await self._tell_revoked(sorted(self._told - self._owned.keys()), None)
+            live = [owned.fed for owned in self._owned.values() if not owned.draining]
+            await self._tell_assigned([fed for fed in live if fed.key not in self._told])
             await self.feed.run(outbox)
         finally:
             self._outbox = None
@@ -284,9 +287,7 @@ class Stream(Fed):
             elif owned.draining:  # it is to stay after all
                 owned.drained = None
                 taken.append(owned.fed)
-        if taken:
-            partitions = partitions_of(fed.key for fed in taken)
-            await self._tell(assigned_push(self.name, self._share.generation, partitions, self.feed.cursor_of(taken)))
+        await self._tell_assigned(taken)
         for fed in taken:
             if fed.key in self.feed.fed_partitions:
                 self.feed.go(fed)
@@ -311,8 +312,7 @@ class Stream(Fed):
             if not owned.draining:
                 told.append(key)
             owned.finish()
-        if told:
-            await self._tell(revoked_push(self.name, self._share.generation, partitions_of(told), None))
+        await self._tell_revoked(told, None)
 
     async def _revoke(self, keys: Sequence[TopicPartition]) -> None:
         if not keys:
@@ -323,7 +323,7 @@ class Stream(Fed):
             owned.drained = asyncio.Event()
             self._tasks.start(self._drain(key, owned, owned.drained))
             owned.look()
-        await self._tell(revoked_push(self.name, self._share.generation, partitions_of(keys), self._drain_ms))
+        await self._tell_revoked(keys, self._drain_ms)
 
     async def _drain(self, key: TopicPartition, owned: Owned, drained: asyncio.Event) -> None:
         """Wait for what the client still acks; then give the partition up (T2), unless it is to stay after all."""
@@ -346,11 +346,20 @@ class Stream(Fed):
         except (GroupError, StoreError) as error:
             log.info("group=%s member=%s did not release %s: %s", self.group, self._member_id, keys, error)
 
-    async def _tell(self, frame: bytes) -> None:
-        """Push to a client that is there; one that comes back asks how things are."""
-        if self._outbox is not None:
+    async def _tell_assigned(self, taken: Sequence[FedPartition]) -> None:
+        """To a client that is there; one that comes back asks how things are."""
+        if taken and self._outbox is not None:
+            self._told |= {fed.key for fed in taken}
+            partitions, cursor = partitions_of(fed.key for fed in taken), self.feed.cursor_of(taken)
             with suppress(OutboxClosed):
-                await self._outbox.put(frame)
+                await self._outbox.put(assigned_push(self.name, self._share.generation, partitions, cursor))
+
+    async def _tell_revoked(self, keys: Sequence[TopicPartition], drain_ms: int | None) -> None:
+        """Likewise; without `drain_ms` they are lost."""
+        if keys and self._outbox is not None:
+            self._told.difference_update(keys)
+            with suppress(OutboxClosed):
+                await self._outbox.put(revoked_push(self.name, self._share.generation, partitions_of(keys), drain_ms))
 
 
 def _assigned_in(share: Share) -> list[tuple[TopicPartition, int]]:

@@ -1,10 +1,13 @@
 /**
  * An application in JavaScript that uses one node of a cluster: it sends, reads, works a queue and asks over HTTP, until
- * its input has a line, and reads and works on until all is done when its input ends; then it prints what it saw as one
- * line of JSON. Whatever reaches it as an error is in `errors`.
+ * its input has the line `over`, and reads and works on until all is done when its input ends; then it prints what it
+ * saw as one line of JSON. Whatever reaches it as an error is in `errors`. A line with a number is answered by `gone on`
+ * when so many more of its sends, and of what it asks, have been answered, or something has failed.
  *
  *     node rolling_client.mjs <the client's module> <url> <topic> <group> <name> <partitions> <retryMs>
  */
+import { createInterface } from "node:readline";
+
 const [module, url, topic, group, name, partitions, retryMs] = process.argv.slice(2);
 const { connect } = await import(module);
 
@@ -14,8 +17,15 @@ const failed = (what) => (error) => void seen.errors.push(`${name} ${what}: ${er
 
 const mq = await connect(url, { idempotent: true, retryMs: Number(retryMs) });
 let isOver = false;
-process.stdin.on("data", () => (isOver = true));
-const allStopped = new Promise((resolve) => process.stdin.on("end", resolve));
+const input = createInterface({ input: process.stdin });
+input.on("line", (line) => (line === "over" ? (isOver = true) : goOn(Number(line))));
+const allStopped = new Promise((resolve) => input.on("close", resolve));
+
+async function goOn(more) {
+  const [sent, asked] = [seen.sent.length + more, seen.asked + more];
+  while (!seen.errors.length && (seen.sent.length < sent || seen.asked < asked)) await sleep(20);
+  console.log("gone on");
+}
 
 async function send() {
   for (let number = 0; !isOver; number++) {

@@ -228,8 +228,49 @@ async def test_what_could_not_be_given_back_is_given_back_later_and_a_slot_in_us
     assert await slot_keys(metadata) == []
     async with slots.one(16, 0) as slot:
         await MoveSlots(metadata, "n2", 2).tidy()
-        slots._is_tidy = False
+        slots._tidy_until_s = 0.0
         await slots.tidy()
         assert await slot_keys(metadata) == [slot.key]
         await MoveSlots(metadata, "n1", 2).tidy()  # as the node does when it is started again
         assert await slot_keys(metadata) == []
+
+
+async def test_giving_back_waits_for_no_move_that_waits_for_a_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(move_slots, "WAIT_S", 2 * PATIENCE_S)
+    metadata = MemoryMetadata()
+    await come(metadata, "n2")
+    slots = MoveSlots(metadata, "n1", 1)
+    async with MoveSlots(metadata, "n2", 1).one(16, 0):
+        waiting = asyncio.create_task(_hold_once(slots))
+        await asyncio.sleep(0.01)
+        await asyncio.wait_for(slots.tidy(), PATIENCE_S)
+        assert not waiting.done()
+    await waiting
+    assert await slot_keys(metadata) == []
+
+
+class _Late(MemoryMetadata):
+    """The first change is made when its caller has given up."""
+
+    late: tuple[Mapping[str, int], Mapping[str, bytes | None]] | None = None
+
+    async def compare_and_set(self, expected: Mapping[str, int], changes: Mapping[str, bytes | None]) -> int | None:
+        if self.late is None and f"{SLOTS}0" in changes:
+            self.late = expected, changes
+            raise OutcomeUnknown("no answer")
+        return await super().compare_and_set(expected, changes)
+
+
+async def test_a_slot_that_is_taken_long_after_its_taker_gave_up_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    metadata = _Late()
+    slots = MoveSlots(metadata, "n1", 1)
+    with pytest.raises(OutcomeUnknown):
+        await _hold_once(slots)
+    await slots.tidy()
+    assert metadata.late is not None
+    assert await metadata.compare_and_set(*metadata.late)
+    await slots.tidy()
+    assert await slot_keys(metadata) == [f"{SLOTS}0"], "it was looked a moment ago"
+    slots._tidy_until_s -= move_slots.TIDY_INTERVAL_S
+    await slots.tidy()
+    assert await slot_keys(metadata) == []

@@ -11,9 +11,11 @@ from contextlib import asynccontextmanager
 from hashlib import blake2b
 from itertools import product
 from random import Random
+from typing import NoReturn
 
 import pytest
 
+from gateway.brokers.base import BrokerUnreachable
 from gateway.cluster.memory import MemoryMetadata
 from gateway.cluster.metadata import OutcomeUnknown, Value
 from gateway.cluster.move import TAKEN_OFFSETS
@@ -300,6 +302,43 @@ async def test_a_record_that_is_not_understood_leaves_the_chain_as_it_was(caplog
         await settle()
         assert made.nodes["n2"].routes.chain(TOPIC, 0) == before
         assert "place not applied" in caplog.text
+
+
+async def _away(*_: object, **__: object) -> NoReturn:
+    raise BrokerUnreachable("away")
+
+
+async def test_expired_segments_go_off_the_chain_and_those_behind_one_that_stays_are_not_asked_for() -> None:
+    async with cluster() as made:
+        topic_id, mover = made.topic.topic_id, made.nodes["n1"].mover
+        for to in ("n2", "n3"):
+            await made.send("n1", b"x")
+            await mover.move(topic_id, 0, to)
+            await settle()
+        second = made.nodes["n2"].broker
+        bounds, second.bounds = second.bounds, _away  # type: ignore[method-assign]
+        assert len((await mover.trim(topic_id, 0)).record.segments) == 3
+        await made.nodes["n1"].broker.expire_queue(QueueKey(topic_id, 0), 1)
+        with pytest.raises(BrokerUnreachable):
+            await mover.trim(topic_id, 0)
+        second.bounds = bounds  # type: ignore[method-assign]
+        assert [one.broker for one in (await mover.trim(topic_id, 0)).record.segments] == ["n2", "n3"]
+
+
+async def test_the_log_says_which_move_was_left_where_and_why(caplog: pytest.LogCaptureFixture) -> None:
+    async with cluster() as made:
+        topic_id, mover = made.topic.topic_id, made.nodes["n3"].mover
+        for name, operation in (("n2", "create_queue"), ("n1", "leave_queue")):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(made.nodes[name].broker, operation, _away)
+                with pytest.raises(BrokerUnreachable):
+                    await mover.move(topic_id, 0, "n2")
+            assert ("move left half way" in caplog.text) == (operation == "leave_queue")
+        assert "from=n1 to=n2 step=seal error=BrokerUnreachable('away')" in caplog.text
+        assert mover.stats.outcomes == {"failed": 1, "left": 1}
+        with caplog.at_level("INFO"):
+            await mover.move(topic_id, 0, "n2")
+        assert f"partition moved topic_id={topic_id} partition=0 from=n1 to=n2" in caplog.text
 
 
 @each_seed(RUNS)

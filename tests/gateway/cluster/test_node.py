@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,9 @@ from gateway.brokers.kafka.broker import KafkaBroker
 from gateway.brokers.kafka.port import TopicPlan
 from gateway.brokers.local import LocalBroker
 from gateway.brokers.none import NoBroker
+from gateway.cluster import move
 from gateway.cluster import node as nodes
+from gateway.cluster.balance import PlannedMove
 from gateway.cluster.balancer import Balancer
 from gateway.cluster.members import (
     CLUSTER,
@@ -32,11 +34,12 @@ from gateway.cluster.members import (
     join,
 )
 from gateway.cluster.memory import MemoryMetadata
-from gateway.cluster.metadata import ABSENT, Changes, Listing, OtherMetadata, OutcomeUnknown, Value
-from gateway.cluster.mover import first_record, key_of
+from gateway.cluster.metadata import ABSENT, Changes, Listing, MetadataError, OtherMetadata, OutcomeUnknown, Value
+from gateway.cluster.move_slots import SLOTS
+from gateway.cluster.mover import Known, first_record, key_of, queue_of
 from gateway.cluster.node import TAKE, ClusterNode, NameTaken
 from gateway.cluster.peer_auth import Secret
-from gateway.cluster.record import encode
+from gateway.cluster.record import SEGMENTS_MAX, PartitionRecord, PartitionState, SegmentRecord, encode
 from gateway.cluster.topics import COUNTERS, Counters, TopicRecord, TopicsInMemory, encode_counters, encode_topic
 from gateway.routing.table import RouteTable
 from store import Store
@@ -49,6 +52,7 @@ from tests.gateway.brokers.kafka.fake_shared import FakeSharedKafka
 from tests.gateway.cluster.test_members import disk, own
 from tests.gateway.groups.coordinator.world import PlainTimer
 from tests.store.kit import open_store
+from tests.waiting import PATIENCE_S, until
 
 ROOT = Path("/data")
 
@@ -140,7 +144,7 @@ async def test_partitions_of_a_node_without_a_store_begin_on_kafka_and_nothing_c
     async with joined(metadata, kafka, storeless=True) as (node, _):
         await node.create_topic("orders", 3)
         assert places(node, "orders") == ["kafka1"] * 3
-        record = next(iter(node._follower.moved().values())).record
+        ((_, (record, _)), *_) = node._follower.moved()
         assert [(one.broker, one.start, one.end) for one in record.segments] == [("kafka1", 0, None)]
         await node.create_topic("%RETRY%billing", 1, is_own=True)
         assert places(node, "%RETRY%billing") == ["kafka1"]
@@ -460,18 +464,185 @@ async def test_a_topic_may_be_told_before_the_broker_on_which_it_begins() -> Non
         assert [node._routes.broker_name("orders", partition) for partition in (0, 1)] == ["n2", "n2"]
 
 
-async def test_a_chain_that_was_heard_before_its_broker_is_applied_with_it() -> None:
+async def test_a_chain_that_was_heard_before_its_broker_is_applied_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     metadata = MemoryMetadata()
     async with joined(metadata) as (node, _):
-        topic = await node.create_topic("orders", 1)
+        topic = await node.create_topic("orders", 2)
         await join(metadata, ROOT, disk(), own("n2"), [], next_topic_id=FIRST_USER_TOPIC_ID)
         key = key_of(topic.topic_id, 0)
         await metadata.compare_and_set({key: ABSENT}, {key: encode(first_record(topic.topic_id, 0, "n2"))})
         await node.refresh("orders", 0)
         assert node._routes.broker_name("orders", 0) == "n1", "nobody here knows n2 yet"
+        await put(metadata, node, topic.topic_id, 1, first_record(topic.topic_id, 1, "n1"))
         listing = await metadata.list("")
+        applied: list[str] = []
+        monkeypatch.setattr(node._follower, "_apply", _noting(applied, node._follower._apply))
         await node._see(Changes(listing.revision, {"brokers/n2": listing.values["brokers/n2"]}))
         assert node._routes.broker_name("orders", 0) == "n2"
+        assert applied == [key], "those that were applied are left alone: there may be very many"
+        assert node._follower._not_applied == set()
+
+
+def _noting(applied: list[str], apply: Callable[[str, Value], None]) -> Callable[[str, Value], None]:
+    def noting(key: str, value: Value) -> None:
+        applied.append(key)
+        apply(key, value)
+
+    return noting
+
+
+async def put(
+    metadata: MemoryMetadata, node: ClusterNode, topic_id: int, partition: int, record: PartitionRecord
+) -> None:
+    """A record of a partition that has none, which the node knows on return."""
+    made = await metadata.compare_and_set(
+        {key_of(topic_id, partition): ABSENT}, {key_of(topic_id, partition): encode(record)}
+    )
+    assert made is not None
+    node._follower.note(topic_id, partition, Known(record, made))
+
+
+def chained(topic_id: int, partition: int, count: int, broker: str = "n1") -> PartitionRecord:
+    """A partition with so many segments, all on one broker, one record in each but the open one."""
+    segments = [
+        SegmentRecord(
+            start=epoch, broker=broker, queue=(topic_id, move.queue_id_for(partition, epoch)), epoch=epoch,
+            end=1 if epoch < count - 1 else None,
+        )
+        for epoch in range(count)
+    ]  # fmt: skip
+    return PartitionRecord(epoch=count - 1, owner=broker, segments=tuple(segments))
+
+
+@pytest.mark.parametrize("what", ["a move that was left", "a trim", "a partition that is to begin", "an end on Kafka"])
+async def test_what_does_not_answer_holds_up_no_take_over(
+    what: str, hurry: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of each kind of what a node looks after one never ends; a partition on Kafka is taken over all the same."""
+    for name in ("LOOK_INTERVAL_S", "FINISH_AFTER_S", "TRIM_INTERVAL_S", "VERIFY_INTERVAL_S"):
+        monkeypatch.setattr(nodes, name, 0.001)
+    hangs = asyncio.Event()
+
+    async def hang(*_: object) -> None:
+        hangs.set()
+        await asyncio.Event().wait()
+
+    metadata = MemoryMetadata()
+    async with joined(metadata, FakeKafka()) as (node, _):
+        await node.create_topic("orders", 1)
+        ((at, known),) = node._follower.on_kafka().items()
+        node.default_broker = None
+        topic_id = (await node.create_topic("stuck", 1)).topic_id
+        if what == "a move that was left":
+            monkeypatch.setattr(node._own, "create_queue", hang)
+            await put(metadata, node, topic_id, 0, move.intent(first_record(topic_id, 0, "n1"), "n1"))
+        elif what == "a trim":
+            monkeypatch.setattr(node._own, "bounds", hang)
+            await put(metadata, node, topic_id, 0, chained(topic_id, 0, 2))
+        elif what == "a partition that is to begin":
+            monkeypatch.setattr(node, "_begin_partition", hang)
+            node._beginning.add((topic_id, 0))
+        else:
+            monkeypatch.setattr(node._mover, "unverified_end", lambda *_: 1, raising=False)
+            monkeypatch.setattr(node._mover, "verify", hang)
+        running = asyncio.create_task(node.run())
+        try:
+            await asyncio.wait_for(hangs.wait(), PATIENCE_S)
+            await node.kafka["kafka1"].stop(queue_of(*at, known.record.open_segment))
+            assert served(node) == 0
+            await until(lambda: served(node) == 1, pause_s=0.001)
+        finally:
+            running.cancel()
+            await asyncio.wait([running])
+
+
+class _Refusing(MemoryMetadata):
+    """Refuses to list the slots of moves, as etcd does after a change of its users."""
+
+    refusals: int | None = 0
+
+    async def list(self, prefix: str) -> Listing:
+        if prefix == SLOTS and self.refusals is not None:
+            self.refusals += 1
+            raise MetadataError("etcd does not let mq in")
+        return await super().list(prefix)
+
+
+async def test_a_node_goes_on_when_the_metadata_refuses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodes, "LOOK_INTERVAL_S", 0.001)
+    metadata = _Refusing()
+    slot = f"{SLOTS}0"
+    async with joined(metadata) as (node, _):
+        await metadata.compare_and_set({slot: ABSENT}, {slot: b'{"v":1,"node":"n1","topic_id":16,"partition":0}'})
+        running = asyncio.create_task(node.run())
+        try:
+            await until(lambda: running.done() or (metadata.refusals or 0) > 2, pause_s=0.001)
+            assert not running.done(), running
+            metadata.refusals = None
+            async with asyncio.timeout(PATIENCE_S):
+                while await metadata.get(slot) is not None:  # noqa: ASYNC110
+                    await asyncio.sleep(0.001)
+        finally:
+            running.cancel()
+            await asyncio.wait([running])
+
+
+async def test_a_partition_that_can_have_no_more_segments_stays_and_its_node_says_so() -> None:
+    metadata = MemoryMetadata()
+    async with joined(metadata) as (node, _), joined(metadata, name="n2"):
+        topic_id = (await node.create_topic("orders", 2)).topic_id
+        await node._see(await metadata.list(""))
+        balancer = Balancer(node, node._routes, _give, (), moves_per_s=1)
+        await put(metadata, node, topic_id, 0, chained(topic_id, 0, SEGMENTS_MAX))
+        assert not await balancer._moved(PlannedMove("orders", 0, "n1", "n2"))
+        assert node.blocked is not None
+        assert f"partition 0 of orders cannot go to n2: The partition has {SEGMENTS_MAX} segments" in node.blocked
+        error = await node._mover.known(topic_id, 0)
+        assert error.record.state is PartitionState.NORMAL, "nothing was changed"
+
+
+async def test_the_log_says_which_nodes_come_and_go(caplog: pytest.LogCaptureFixture) -> None:
+    metadata = MemoryMetadata()
+    session = encode_session("2", DATA_VERSION)
+    async with joined(metadata) as (node, _):
+        await join(metadata, ROOT, disk(), own("n2"), [], next_topic_id=FIRST_USER_TOPIC_ID)
+        for change, said in (
+            (session, ["node is there node=n2"]),
+            (session, []),
+            (None, ["node is away, its session has ended node=n2"]),
+        ):
+            found = await metadata.get(NODES + "n2")
+            key, revision = NODES + "n2", ABSENT if found is None else found.revision
+            await metadata.compare_and_set({key: revision}, {key: change})
+            for seen in (await metadata.list(""), await metadata.list("")):
+                with caplog.at_level("INFO"):
+                    caplog.clear()
+                    await node._see(seen)
+                assert [one for one in caplog.messages if one.startswith("node is")] == said
+                said = []
+
+
+async def test_other_work_has_its_turns_while_all_partitions_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodes, "SEGMENTS_A_TURN", 2)
+    metadata = MemoryMetadata()
+    async with joined(metadata) as (node, _):
+        topic_id = (await node.create_topic("orders", 5)).topic_id
+        for partition in range(5):
+            await put(metadata, node, topic_id, partition, first_record(topic_id, partition, "n1"))
+        turns = 0
+
+        async def count() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        counting = asyncio.create_task(count())
+        await asyncio.sleep(0)
+        before = turns
+        seen = [(at, turns - before) async for at, _ in node._moved()]
+        counting.cancel()
+        assert seen == [((topic_id, partition), turn) for partition, turn in enumerate((0, 0, 1, 1, 2))]
 
 
 async def test_light_queues_wait_until_all_nodes_know_them() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from gateway.brokers.base import BrokerUnreachable
 from gateway.cluster import peer_wire
+from gateway.cluster.peer_auth import CODE_BYTES, FrameCodes
 from gateway.cluster.peer_wire import Batches, Frame, Frames, frame
 from store.errors import (
     AlreadyStored,
@@ -26,6 +27,7 @@ from store.errors import (
 )
 from store.types import (
     Append,
+    Buffer,
     Delay,
     Identity,
     Original,
@@ -110,3 +112,20 @@ def test_a_frame_has_a_limit() -> None:
     for refused, bytes_max in ((whole, 103), (bytes(9), 104)):
         with pytest.raises(ValueError, match="a frame of"):
             Frames(bytes_max).feed(refused)
+
+
+class _Kept(FrameCodes):
+    """Keeps what it is shown, as the frame of a function does that another thread looks at."""
+
+    def check(self, part: Buffer, given: bytes) -> None:
+        self.part = part
+        super().check(part, given)
+
+
+def test_frames_are_taken_out_while_somebody_still_has_a_view_of_one() -> None:
+    key = bytes(CODE_BYTES)
+    codes = FrameCodes(key, "blake2b")
+    sent = b"".join(b"".join(frame(number, "append", [b"x" * number], codes)) for number in (1, 2, 3))
+    frames = Frames(1_000, _Kept(key, "blake2b"))
+    found = [one for at in range(0, len(sent), 50) for one in frames.feed(sent[at : at + 50])]
+    assert found == [Frame(number, "append", b"x" * number) for number in (1, 2, 3)]

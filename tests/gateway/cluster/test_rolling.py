@@ -32,6 +32,9 @@ from tests.waiting import PATIENCE_S
 DRIVER = Path(__file__).with_name("rolling_client.mjs")
 MODULE = test_js.CLIENT / "dist" / "node.js"
 NAMES = ("n1", "n2", "n3")
+ANSWERS = 3
+"""How often each application sends and asks with success between two restarts, however long that takes."""
+
 RETRY_S = 4 * PATIENCE_S
 """How long clients try again: longer than a node takes to restart, also on a machine that is busy."""
 
@@ -48,6 +51,12 @@ class Application:
         self.asked = 0
         self.errors: list[str] = []
         self.has_stopped = asyncio.Event()
+
+    async def goes_on(self) -> None:
+        """Return when more of its requests have been answered. While a node is away those that need it are not, and
+        what a client that tries again now and then gets done between two restarts is as much as there is time for."""
+        asked, sent = self.asked + ANSWERS, len(self.sent) + ANSWERS
+        await _until(lambda: self.errors or (self.asked >= asked and len(self.sent) >= sent))
 
     async def run(self, is_over: asyncio.Event, all_stopped: asyncio.Event) -> None:
         """Send until it is over, and when all have stopped, read and work on until there is nothing left."""
@@ -147,6 +156,18 @@ class Application:
 class JsApplication(Application):
     """The same in a process of Node, but for the event stream."""
 
+    def __init__(self, name: str, url: str, group: str) -> None:
+        super().__init__(name, url, group)
+        self._begun: asyncio.Future[asyncio.subprocess.Process] = asyncio.get_running_loop().create_future()
+
+    async def goes_on(self) -> None:
+        """As of any other one, as its process says."""
+        process = await asyncio.wait_for(asyncio.shield(self._begun), 2 * PATIENCE_S)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(f"{ANSWERS}\n".encode())
+        assert await asyncio.wait_for(process.stdout.readline(), 2 * PATIENCE_S) == b"gone on\n"
+
     async def run(self, is_over: asyncio.Event, all_stopped: asyncio.Event) -> None:
         process = await asyncio.create_subprocess_exec(
             *DIES_WITH_US, "node", str(DRIVER), str(MODULE), self.url, TOPIC, self.group, self.name, str(PARTITIONS),
@@ -157,6 +178,7 @@ class JsApplication(Application):
         assert process.stdout is not None
         try:
             assert await process.stdout.readline() == b"ready\n"
+            self._begun.set_result(process)
             await is_over.wait()
             process.stdin.write(b"over\n")
             assert await process.stdout.readline() == b"stopped\n"
@@ -185,7 +207,6 @@ async def used(
             applications.append(kind(name, nodes.servers[at].url, f"{group}-{name}"))  # each does all of the work
     running = [asyncio.create_task(application.run(is_over, all_stopped)) for application in applications]
     try:
-        await asyncio.sleep(1)
         yield applications
         is_over.set()
         stopped = [asyncio.create_task(application.has_stopped.wait()) for application in applications]
@@ -298,15 +319,16 @@ async def drained(nodes: Nodes, name: str) -> None:
             await asyncio.sleep(0.1)
 
 
-async def roll(nodes: Nodes, *, drains: bool, away_s: float = 0.0) -> None:
-    """Every node in turn, and some load between."""
+async def roll(nodes: Nodes, applications: list[Application], *, drains: bool, away_s: float = 0.0) -> None:
+    """Every node in turn, each when all applications have gone on since the one before."""
+    await asyncio.gather(*[application.goes_on() for application in applications])
     for name in NAMES:
         if drains:
             await drained(nodes, name)
         await restart(nodes, name, away_s=away_s)
         if drains:
             await nodes.done(name, "PATCH", f"/mq/v1/brokers/{name}", json={"draining": False})
-        await asyncio.sleep(1)
+        await asyncio.gather(*[application.goes_on() for application in applications])
 
 
 @pytest.fixture(scope="module")
@@ -321,8 +343,8 @@ def client_is_built() -> None:
 async def test_every_node_is_restarted_and_no_python_application_notices(tmp_path: Path, etcd: EtcdServer) -> None:
     async with asyncio.timeout(6 * PATIENCE_S), served(tmp_path, etcd, Random(30), 3) as nodes:
         seeds = await _spread(nodes)
-        async with used(nodes, [Application], "workers", seeds):
-            await roll(nodes, drains=False)
+        async with used(nodes, [Application], "workers", seeds) as applications:
+            await roll(nodes, applications, drains=False)
 
 
 @pytest.mark.matrix
@@ -332,8 +354,8 @@ async def test_a_rolling_restart_reaches_no_application_as_an_error(
 ) -> None:
     async with asyncio.timeout(8 * PATIENCE_S), served(tmp_path, etcd, Random(31), 3) as nodes:
         seeds = await _spread(nodes)
-        async with used(nodes, [Application, JsApplication], "workers", seeds):
-            await roll(nodes, drains=drains, away_s=0.0 if drains else 6.0)
+        async with used(nodes, [Application, JsApplication], "workers", seeds) as applications:
+            await roll(nodes, applications, drains=drains, away_s=0.0 if drains else 6.0)
 
 
 @pytest.mark.matrix

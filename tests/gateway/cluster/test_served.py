@@ -996,6 +996,7 @@ async def faults(nodes: Nodes, etcd: EtcdServer, random: Random, kinds: list[str
     names = list(nodes.servers)
     async with loaded(nodes):
         for kind in kinds:
+            print(f"fault {kind}", flush=True)
             moves = [
                 asyncio.create_task(nodes.move(partition, random.choice(names))) for partition in range(PARTITIONS)
             ]

@@ -126,7 +126,8 @@ class LightNodes(Nodes):
             await asyncio.sleep(0.02)
 
     async def inbox(self, queue: str) -> None:
-        """A socket of a device, which says how far it has come; opened on another node when it closes."""
+        """A socket of a device, which says how far it has come, of what it has taken in; opened on another node when it
+        closes. With `auto_ack` what was on its way to a socket that ends is done."""
         while not self.is_over:
             with suppress(*LOST, TypeError):
                 url = self.servers[self.any()].url.replace("http", "ws") + "/ws/v1"
@@ -140,7 +141,6 @@ class LightNodes(Nodes):
                             "queue": queue,
                             "mode": "stream",
                             "group": "device",
-                            "auto_ack": True,
                             "auto_credit": True,
                             "start": "earliest",
                         }
@@ -152,6 +152,9 @@ class LightNodes(Nodes):
                         if message.get("op") == "messages":
                             self.show(queue, message["messages"])
                             self.pushed |= {row["value"] for row in message["messages"]}
+                            ends = {row["partition"]: row["queue_offset"] for row in message["messages"]}
+                            up_to = [{"topic": TOPIC, "partition": at, "offset": end} for at, end in ends.items()]
+                            await socket.send_json({"op": "ack", "id": 2, "sub": "s", "up_to": up_to})
             await asyncio.sleep(0.02)
 
     async def stream(self, queue: str) -> None:

@@ -7,6 +7,7 @@ import logging
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -14,7 +15,7 @@ import pytest
 
 from gateway.main.loop_watch import BOUNDS_S, HELD_S, Held, LoopWatch, doing
 from gateway.surfaces.http import conditions
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, until
 
 LONG_S = 3 * HELD_S
 
@@ -109,6 +110,26 @@ def test_a_stack_is_named_by_its_innermost_line_of_ours() -> None:
         _take_one(op)
         assert seen.pop().startswith(f"{purpose}gateway/surfaces/http/conditions.py:")
     assert doing(sys._getframe()) == "outside of this program"
+
+
+class Large:
+    """What a function has while it works."""
+
+
+async def test_what_a_long_turn_had_is_let_go_of_with_it() -> None:
+    known: list[weakref.ref[Large]] = []
+
+    def work() -> None:
+        large = Large()
+        known.append(weakref.ref(large))
+        burn()
+
+    watch = LoopWatch(on_work=lambda _: None)
+    with watch.running():
+        await asyncio.sleep(0.03)
+        work()
+        watch._held_s = 10 * PATIENCE_S  # it looks at no other turn
+        await until(lambda: known[0]() is None, pause_s=0.001)
 
 
 async def test_it_ends_with_its_block() -> None:

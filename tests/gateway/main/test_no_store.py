@@ -19,6 +19,7 @@ import pytest
 
 from gateway.cluster.members import CannotJoin
 from gateway.cluster.memory import MemoryMetadata
+from gateway.cluster.metadata import Unavailable
 from gateway.main import clustering
 from gateway.settings.config import GatewayConfig, build
 from store.clock import SystemClock
@@ -162,6 +163,23 @@ async def test_one_node_goes_on_where_another_one_was(world: World, tmp_path: Pa
     assert {name for name, _ in world.kafka.logs} == {
         "mq.orders", "mq.ticks", "mq.__retry.g", "mq.__dlq.g", "mq.__timer", "mq.__offsets", "mq.__recurring",
     }  # fmt: skip
+
+
+async def test_a_node_that_starts_waits_for_an_etcd_that_goes_away_after_it_has_joined(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clustering, "RETRY_S", 0.001)
+    session, refused = world.metadata.session, iter(range(2))
+
+    def away_at_first(*given: Any, **named: Any) -> Any:
+        if next(refused, None) is not None:
+            raise Unavailable("no etcd endpoint answers")
+        return session(*given, **named)
+
+    monkeypatch.setattr(world.metadata, "session", away_at_first)
+    async with world.node("n1") as client:
+        await done(client, "PUT", "/mq/v1/topics/orders", {"partitions": 1})
+    assert next(refused, None) is None
 
 
 async def test_partitions_begin_on_all_nodes_and_those_of_one_that_is_gone_elsewhere(world: World) -> None:

@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from gateway.auth.access import OPEN, Permission
+from gateway.groups.machines.membership import Share
 from gateway.groups.protocol import TopicPartition
+from gateway.surfaces.ws.protocol import partitions_of
 from gateway.surfaces.ws.reader import FOLLOWED_PARTITIONS_MAX
 from tests.gateway.surfaces.ws.talk import Frame, Server, Talk, subscribe, talking
 from tests.waiting import until
@@ -41,6 +43,32 @@ async def test_a_lone_member_gets_all_partitions_from_what_is_committed() -> Non
         assert (answer["member"], answer["partitions"]) == ("m", {"orders": [0, 1]})
         assert answer["cursor"] == "orders:0=0;orders:1=20"
         assert [message["offset"] for message in await talk.messages(10)] == list(range(20, 30))
+
+
+@pytest.mark.parametrize("change", ["more", "less"])
+async def test_what_changes_while_the_answer_is_on_its_way_is_told_before_anything_is_sent(change: str) -> None:
+    """Others have joined while it was found out where the group begins, as a node was away: the first thing that is
+    heard of the group comes before anything is pushed. A client drops what is of partitions that it was not told of."""
+    async with talking({"orders": 2}) as talk:
+        await talk.fill("orders", 3)
+        before, after = ([], [P0]) if change == "more" else ([P0, P1], [P0])
+        join = talk.groups.join
+
+        async def join_with_others(*given: Any, **named: Any) -> tuple[str, Share]:
+            member, _ = await join(*given, **named)
+            talk.groups.assign(member, *before)
+            share = talk.groups.present[member].share
+            talk.groups.assign(member, *after)
+            return member, share
+
+        talk.groups.join = join_with_others  # type: ignore[method-assign]
+        answer = await joined(talk)
+        assert answer["partitions"] == partitions_of(before)
+        told = await talk.hear()
+        assert (told["op"], told["partitions"]) == (
+            ("assigned", {"orders": [0]}) if change == "more" else ("revoked", {"orders": [1]})
+        )
+        assert [message["offset"] for message in await talk.messages(3)] == [0, 1, 2]
 
 
 async def test_an_ack_is_a_durable_commit_and_says_so_for_each_partition() -> None:
