@@ -74,20 +74,17 @@ class Clients(Nodes):
         empty = self._directory / name / "empty"
         empty.mkdir(parents=True)
         self.under = ("env", "-C", str(empty))
-        own = {
-            "MQ_CLUSTER_NO_STORE": "true",
-            "MQ_CLUSTER_DEFAULT_BROKER": "kafka1",
-            "MQ_CLUSTER_GROUPS_BROKER": "kafka1",
-            "MQ_CLUSTER_TIMERS_BROKER": "kafka1",
-        }  # fmt: skip
         await super().start(
             name,
             joined=joined,
+            MQ_CLUSTER_NO_STORE="true",
             MQ_CLUSTER_KAFKA=f"kafka1=kafka://{self.endpoint}?replication=1&min_insync=1&prefix={self.prefix}.",
+            MQ_CLUSTER_DEFAULT_BROKER="kafka1",
+            MQ_CLUSTER_GROUPS_BROKER="kafka1",
+            MQ_CLUSTER_TIMERS_BROKER="kafka1",
             HOME=str(empty),
             TMPDIR=str(empty),
             PYTHONPATH=str(REPOSITORY),
-            **({} if joined else own),
             **self.more,
             **more,
         )
@@ -338,22 +335,3 @@ async def test_a_frozen_node_whose_name_another_process_has_by_now_ends(
         counts = Counter(row["value"] for row in await nodes.read_all(TOPIC, PARTITIONS))
         assert not nodes.stored.keys() - counts.keys(), "lost"
         assert [value for value, count in counts.items() if count > 1] == [], "stored twice"
-
-
-@pytest.mark.parametrize("etcd_if_any", ["kafka"], indirect=True)
-async def test_a_gateway_joins_nodes_whose_metadata_is_in_kafka(
-    tmp_path: Path, etcd_if_any: EtcdServer | None, kafka: Peer
-) -> None:
-    async with three_nodes(tmp_path, etcd_if_any, kafka) as nodes:
-        await nodes.start("gate", joined=True)
-        sent = {"records": [{"value": value} for value in range(20)]}
-        await nodes.done("gate", "POST", f"/topics/{TOPIC}", json=sent, headers=JSON)
-        wanted = {"topics": [TOPIC], "start": "earliest", "max_messages": 100, "wait_ms": 1_000}
-        seen: set[int] = set()
-        async with asyncio.timeout(PATIENCE_S):
-            while len(seen) < 20:
-                answer = await nodes.done("gate", "POST", "/mq/v1/groups/new/messages:receive", json=wanted)
-                seen |= {message["value"] for message in answer["messages"]}
-        await nodes.done("gate", "PUT", "/mq/v1/topics/more", json={"partitions": 2})
-        await nodes.done("gate", "POST", "/topics/more", json=sent, headers=JSON)
-        assert await nodes.servers.pop("gate").stop() == 0
