@@ -38,12 +38,12 @@ class LogKafka(FakeKafka):
         await asyncio.sleep(0)
         if not self.is_writable:
             return [LEADER_NOT_AVAILABLE] * len(batches)
-        if self.random is None:
+        if (random := self.random) is None:
             return await super().produce(topic, partition, batches)
-        await asyncio.sleep(self.random.random() * PAUSE_S)
-        if self.late and self.random.random() < 0.2:
-            self.the_log.append(self.late.pop(self.random.randrange(len(self.late))))
-        outcome = self.random.choice(["stored"] * 6 + ["lost", "dropped", "refused", "late"])
+        await asyncio.sleep(random.random() * PAUSE_S)
+        if self.late and random.random() < 0.2:
+            self.the_log.append(self.late.pop(random.randrange(len(self.late))))
+        outcome = random.choice(["stored"] * 6 + ["lost", "dropped", "refused", "late"])
         if outcome == "late":
             self.late += batches
             return [None]

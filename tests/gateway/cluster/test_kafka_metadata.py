@@ -387,6 +387,7 @@ async def test_a_process_that_has_slept_through_a_snapshot_reads_it(
 
         async def asleep(topic: str, partition: int, offset: int, **more: Any) -> Any:
             await awake.wait()
+            await asyncio.sleep(0.01)  # watchers have their turn
             return await plain(topic, partition, offset, **more)
 
         awake = asyncio.Event()
@@ -400,10 +401,11 @@ async def test_a_process_that_has_slept_through_a_snapshot_reads_it(
         await put(metadata, "a", b"2")
         await metadata._save()
         await put(metadata, "c", b"1")
+        following = asyncio.ensure_future(anext(watch))
         awake.set()
-        with pytest.raises(OutcomeUnknown):
+        with pytest.raises(OutcomeUnknown, match="read anew"):
             await waiting
-        seen = await anext(watch)
+        seen = await following
         assert isinstance(seen, Listing), "all keys again"
         assert {key: value.data for key, value in seen.values.items()} == {"a": b"2", "b": b"1", "c": b"1"}
         await put(sleeper, "d", b"1")
