@@ -13,7 +13,8 @@ whole, it has Kafka delete the records before the snapshot's offset. A node that
 then the records from its offset on.
 
     killed within a snapshot           parts that nobody uses; nothing was deleted. The next snapshot is a new one
-    two nodes write one                each is whole by itself; the log begins where the later one begins
+    two nodes write one                each is whole by itself; the log begins at the later offset, and a snapshot as of
+                                       an earlier one, the last parts of which may lie behind it, is passed over
     a node is behind the log's start   it reads the snapshot, as one that starts; watchers are given all keys
 
 Kafka may lose records that were acknowledged (all replicas, an unclean leader election), and somebody may delete the
@@ -411,7 +412,7 @@ class KafkaMetadata(WatchedKeys):
         self._is_verified = True
 
     async def _load(self) -> None:
-        """Begin with the log's first whole snapshot, and use it when its end, as of now, is applied."""
+        """Begin with the first whole snapshot of the log, and use it when the end of the log, as of now, is applied."""
         self._last = None
         start, end = await self._kafka.bounds(self._topic, 0)
         state = LogState() if start == 0 else await self._snapshot(start, end)
@@ -438,7 +439,7 @@ class KafkaMetadata(WatchedKeys):
                     except ValueError as error:
                         log.error("topic=%s: %s", self._topic, error)  # there may be another one
                         continue
-                    if found is not None:
+                    if found is not None and found.next_offset >= start:  # not one that was overtaken by another
                         return found
                 offset = max(offset, record_batch.offsets_of(batch)[1])
                 await asyncio.sleep(0)

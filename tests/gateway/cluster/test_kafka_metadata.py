@@ -351,6 +351,21 @@ async def test_two_snapshots_at_once_are_both_whole(
         assert await third.list("") == expected
 
 
+async def test_a_snapshot_that_was_overtaken_is_passed_over(kafka: LogKafka, metadata: KafkaMetadata) -> None:
+    await put(metadata, "a", b"1")
+    async with a_process(kafka) as other:
+        older = list(Snapshot(metadata._state).parts())
+        await put(other, "a", b"2")
+        newer = list(Snapshot(other._state).parts())
+        for process, parts in ((metadata, older), (other, newer)):
+            for part in parts:
+                assert await process.submit(part) is not None
+        assert older[0].at < newer[0].at
+        await kafka.delete_before(TOPIC, 0, newer[0].at)
+        async with a_process(kafka) as third:
+            assert await third.list("") == await metadata.list("")
+
+
 async def test_a_snapshot_that_cannot_be_read_back_deletes_nothing(
     kafka: LogKafka, metadata: KafkaMetadata, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -246,7 +246,7 @@ class World:
         if self.start:
             reader = SnapshotReader()
             found = (reader.take(command) for command in self.log[self.start :])
-            process.state = next(state for state in found if state is not None)
+            process.state = next(state for state in found if state is not None and state.next_offset >= self.start)
         self.processes.append(process)
 
     def read(self, process: Process, until: int) -> None:
