@@ -643,6 +643,14 @@ def offsets_of(batch: Buffer) -> tuple[int, int]:
     return base_offset, base_offset + last_delta + 1
 
 
+def stamp_of(batch: Buffer) -> tuple[int, int, int]:
+    """What distinguishes a batch in a Kafka log from any other one that was ever at its offset: its base offset, the
+    epoch of the leader that appended it, and its CRC."""
+    base_offset, _, leader_epoch = _BASE_OFFSET_AND_EPOCH.unpack_from(batch)
+    (crc,) = _CRC.unpack_from(batch, _CRC_AT)
+    return base_offset, leader_epoch, crc
+
+
 def whole_batches(body: Buffer) -> Iterator[memoryview]:
     """As `split`, without the last batch when it is cut short, as in the answer to a fetch."""
     view = memoryview(body)

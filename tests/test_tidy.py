@@ -27,7 +27,6 @@ TESTED_THROUGH_OTHERS = {
     "gateway.api.shapes.server": "gateway/surfaces/native/test_stats.py",
     "gateway.api.topics": "gateway/surfaces/native/test_topics.py",
     "gateway.brokers.kafka.attached_writer": "gateway/brokers/kafka/test_attached.py",
-    "gateway.brokers.kafka.links": "gateway/brokers/kafka/test_served.py",
     "gateway.cli.bench": "gateway/cli/test_cli.py",
     "gateway.cli.broker": "gateway/cluster/test_served.py",
     "gateway.cli.cluster": "gateway/cluster/test_cluster_backup.py",

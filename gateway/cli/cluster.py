@@ -18,7 +18,6 @@ from gateway.cli.offline import copied
 from gateway.cli.terminal import USAGE, CliError, Json, print_json, print_note, time_shown
 
 if TYPE_CHECKING:
-    from gateway.cluster.etcd import EtcdConfig
     from gateway.settings.config import GatewayConfig
 
 app = typer.Typer(help="Back up and restore a whole cluster.", no_args_is_help=True)
@@ -54,17 +53,17 @@ def backup(
 
       mq cluster backup /backup/friday --config /etc/mq/n1.toml --data /data/n1 --data /data/n2
     """
-    from gateway.cluster.etcd import EtcdMetadata
     from gateway.main.cluster_backup import back_up, directories
+    from gateway.main.clustering import shared_metadata
 
     partial = out.with_name(f"{out.name}.partial")
     for path in (out, partial):
         if path.exists():
             raise CliError(f"{path} is in the way: name a directory that does not exist", USAGE)
-    _, etcd = _settings(config)
+    settings = _settings(config)
 
     async def make() -> Any:
-        async with EtcdMetadata(etcd) as metadata:
+        async with shared_metadata(settings.cluster) as (metadata, _):
             return await back_up(
                 metadata,
                 directories(data),
@@ -117,8 +116,8 @@ def restore(
 
       mq cluster restore /backup/friday --config /etc/mq/n1.toml --data n1=/data/n1 --data n2=/data/n2
     """
-    from gateway.cluster.etcd import EtcdMetadata
     from gateway.main import cluster_backup
+    from gateway.main.clustering import shared_metadata
     from gateway.settings.config import load
     from store.offline.backup import MANIFEST
 
@@ -128,13 +127,13 @@ def restore(
         if not path:
             raise CliError(f"--data {text}: say NODE=DIR", USAGE)
         roots[name] = Path(path)
-    _, etcd = _settings(config)
+    settings = _settings(config)
 
     def configured(root: Path) -> GatewayConfig:
         return load(file=config, environment=os.environ, flags={"data": root})
 
     async def make() -> Any:
-        async with EtcdMetadata(etcd) as metadata:
+        async with shared_metadata(settings.cluster) as (metadata, _):
             return await cluster_backup.restore(
                 metadata,
                 source,
@@ -155,15 +154,16 @@ def restore(
             )
 
 
-def _settings(config: Path | None) -> tuple[GatewayConfig, EtcdConfig]:
+def _settings(config: Path | None) -> GatewayConfig:
     from gateway.main.clustering import checked
     from gateway.settings.config import ConfigError, load
 
     try:
         settings = load(file=config, environment=os.environ, flags={"data": Path()})
-        if settings.cluster.node is None or not settings.cluster.etcd:
+        if settings.cluster.node is None or not settings.cluster.is_shared:
             raise CliError("say --config FILE: the settings of one of the nodes, which name etcd", USAGE)
-        return settings, checked(settings.cluster)[1]
+        checked(settings.cluster)
+        return settings
     except ConfigError as error:
         raise CliError(str(error), USAGE) from error
 

@@ -93,21 +93,23 @@ class _Watcher:
     wake: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class MemoryMetadata:
-    """`Metadata` over a keyspace. `write` makes one event durable and then has it applied (`apply`)."""
+class WatchedKeys:
+    """A keyspace and its watchers. Who changes it tells them."""
 
-    def __init__(self, *, write: Callable[[Written], Awaitable[None]] | None = None) -> None:
+    def __init__(self) -> None:
         self.keyspace = Keyspace()
-        self._write = write or self._apply_only
-        self._changing = asyncio.Lock()
         self._watchers: set[_Watcher] = set()
 
-    async def _apply_only(self, event: Written) -> None:
-        self.apply(event)
+    def use(self, keyspace: Keyspace) -> None:
+        """Another keyspace from now on: watchers get all its keys."""
+        self.keyspace = keyspace
+        for watcher in self._watchers:
+            watcher.waiting.clear()
+            watcher.has_missed = True
+            watcher.wake.set()
 
-    def apply(self, event: Written) -> None:
-        """Change the space and tell the watchers."""
-        changes = self.keyspace.apply(event)
+    def tell(self, changes: Changes) -> None:
+        """Tell the watchers."""
         for watcher in self._watchers:
             values = {key: value for key, value in changes.values.items() if key.startswith(watcher.prefix)}
             if not values or watcher.has_missed:
@@ -118,6 +120,39 @@ class MemoryMetadata:
             else:
                 watcher.waiting.append(Changes(changes.revision, values))
             watcher.wake.set()
+
+    async def watch(self, prefix: str) -> AsyncGenerator[Listing | Changes, None]:
+        """See `Metadata.watch`."""
+        watcher = _Watcher(prefix)
+        self._watchers.add(watcher)
+        try:
+            while True:
+                watcher.wake.clear()
+                if watcher.has_missed:
+                    watcher.has_missed = False
+                    yield self.keyspace.listing(prefix)
+                elif watcher.waiting:
+                    yield watcher.waiting.popleft()
+                else:
+                    await watcher.wake.wait()
+        finally:
+            self._watchers.remove(watcher)
+
+
+class MemoryMetadata(WatchedKeys):
+    """`Metadata` over a keyspace. `write` makes one event durable and then has it applied (`apply`)."""
+
+    def __init__(self, *, write: Callable[[Written], Awaitable[None]] | None = None) -> None:
+        super().__init__()
+        self._write = write or self._apply_only
+        self._changing = asyncio.Lock()
+
+    async def _apply_only(self, event: Written) -> None:
+        self.apply(event)
+
+    def apply(self, event: Written) -> None:
+        """Change the space and tell the watchers."""
+        self.tell(self.keyspace.apply(event))
 
     async def get(self, key: str) -> Value | None:
         """See `Metadata.get`."""
@@ -146,23 +181,6 @@ class MemoryMetadata:
                 return None
             await self._write(event)
             return event.revision
-
-    async def watch(self, prefix: str) -> AsyncGenerator[Listing | Changes, None]:
-        """See `Metadata.watch`."""
-        watcher = _Watcher(prefix)
-        self._watchers.add(watcher)
-        try:
-            while True:
-                watcher.wake.clear()
-                if watcher.has_missed:
-                    watcher.has_missed = False
-                    yield self.keyspace.listing(prefix)
-                elif watcher.waiting:
-                    yield watcher.waiting.popleft()
-                else:
-                    await watcher.wake.wait()
-        finally:
-            self._watchers.remove(watcher)
 
     @asynccontextmanager
     async def session(self, key: str, data: bytes, *, ttl_ms: int) -> AsyncIterator[MemorySession]:

@@ -8,7 +8,7 @@ import secrets
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -23,6 +23,8 @@ from gateway.brokers.kafka.port import Rejected
 from gateway.brokers.kafka.repeats import Repeats
 from gateway.cluster.embedded import EmbeddedMetadata
 from gateway.cluster.etcd import EtcdConfig, EtcdMetadata
+from gateway.cluster.kafka_metadata import TOPIC as META_TOPIC
+from gateway.cluster.kafka_metadata import KafkaMetadata
 from gateway.cluster.members import SESSION_TTL_MS, CannotJoin, Member, NameInUse, check_node_name, join
 from gateway.cluster.metadata import Metadata, Unavailable
 from gateway.cluster.node import ClusterNode
@@ -63,13 +65,16 @@ SECRET_BYTES = 32
 """Of the secret of a cluster of one node, which no one else is to know."""
 
 
-def checked(config: ClusterConfig) -> tuple[Secret, EtcdConfig]:
-    """What a node with etcd, or a gateway, needs to know the nodes and etcd by. Raises ConfigError."""
+def checked(config: ClusterConfig) -> tuple[Secret, EtcdConfig | None]:
+    """What a node among several, or a gateway, needs to know the nodes and etcd by; None: it uses none. Raises
+    ConfigError."""
     assert config.secret_file is not None
     try:
         if config.node is not None:
             check_node_name(config.node)
         secret = secret_of(config)
+        if not config.etcd:
+            return secret, None
         password = "" if config.etcd_password_file is None else secret_in(config.etcd_password_file).decode()
         tls = ssl.create_default_context(cafile=config.etcd_ca_file) if config.etcd_ca_file is not None else None
     except (OSError, ValueError) as error:
@@ -86,6 +91,7 @@ def checked_kafka(config: ClusterConfig, node: str) -> dict[str, KafkaAddress]:
         "default_broker": config.default_broker,
         "groups_broker": config.groups_broker,
         "timers_broker": config.timers_broker,
+        "metadata_broker": config.metadata_broker,
     }
     for setting, name in chosen.items():
         if name is not None and name not in clusters:
@@ -94,16 +100,46 @@ def checked_kafka(config: ClusterConfig, node: str) -> dict[str, KafkaAddress]:
 
 
 @asynccontextmanager
+async def shared_metadata(
+    config: ClusterConfig, *, on_lost: Callable[[], None] = lambda: None
+) -> AsyncIterator[tuple[Metadata, Secret]]:
+    """The metadata that nodes share, while the block runs, and the secret of their cluster. When this process must not
+    go on with what it knows of it, `on_lost` is called, and leaving the block raises OtherMetadata. Raises
+    ConfigError."""
+    secret, etcd = checked(config)
+    await asyncio.to_thread(fastest_codes)  # for the first link; it loads what takes a tenth of a second
+    if etcd is not None:
+        async with EtcdMetadata(etcd) as in_etcd, kept_fresh(config, secret, in_etcd, etcd):
+            yield in_etcd, secret
+        return
+    assert config.metadata_broker is not None
+    address = checked_kafka(config, config.node or "")[config.metadata_broker]
+    links = SharedLinks(address)  # of its own: its fetches wait
+    shards = [address.prefix + topic.name for topic in SHARD_TOPICS.values()]
+    metadata = KafkaMetadata(links, address.prefix + META_TOPIC, older_than=shards)
+    async with metadata as in_kafka, kept_fresh(config, secret):
+        await _let_in(config.metadata_broker, links)
+        in_kafka.running.add_done_callback(lambda _: on_lost())
+        yield in_kafka, secret
+
+
+async def _let_in(name: str, kafka: KafkaBroker | SharedLinks) -> None:
+    """Raises ConfigError when a Kafka cluster is reached, and does not let this server in."""
+    try:
+        await kafka.check()
+    except Rejected as error:
+        raise ConfigError(f"cluster.kafka: {name} does not let this server in: {error}") from error
+
+
+@asynccontextmanager
 async def _metadata_in(
     config: GatewayConfig, store: Store | NoStore, admin: LocalAdmin, clock: Clock, stopping: asyncio.Event
 ) -> AsyncIterator[tuple[Metadata, Secret]]:
-    """The metadata of a node while the block runs, and the secret of its cluster: in etcd, or, of an only node, in its
-    own store. When that cannot be written any more, `stopping` is set, and leaving the block raises."""
-    if config.cluster.etcd:
-        secret, etcd = checked(config.cluster)
-        await asyncio.to_thread(fastest_codes)  # for the first link; it loads what takes a tenth of a second
-        async with EtcdMetadata(etcd) as shared, kept_fresh(config.cluster, secret, shared, etcd):
-            yield shared, secret
+    """The metadata of a node while the block runs, and the secret of its cluster: in etcd or Kafka, or, of an only
+    node, in its own store. When the node must not go on with it, `stopping` is set, and leaving the block raises."""
+    if config.cluster.is_shared:
+        async with shared_metadata(config.cluster, on_lost=stopping.set) as shared:
+            yield shared
         return
     assert isinstance(store, Store)
     own = EmbeddedMetadata(config.data, store.files, admin.broker, clock)
@@ -136,7 +172,7 @@ async def clustered(
 ) -> AsyncIterator[ClusterNode]:
     """A node of the cluster while the block runs: joined, its topics and routes as the metadata has them, and answering
     the other nodes. `internal`: the listener for those; None: there are none, and its metadata is in its own data
-    directory. `kafka`: where clients reach its Kafka listeners. While etcd cannot be reached it waits, until
+    directory. `kafka`: where clients reach its Kafka listeners. While the metadata cannot be reached it waits, until
     `stopping`. Raises CannotJoin, SessionTaken, ConfigError, Corrupt."""
     own = config.cluster
     own_name = admin.broker.name
@@ -178,10 +214,7 @@ async def clustered(
             attached[name] = AttachedBroker(name, links, timer=admin.broker)
             brokers.push_async_callback(clusters[name].close)
             brokers.push_async_callback(attached[name].close)
-            try:
-                await clusters[name].check()
-            except Rejected as error:
-                raise ConfigError(f"cluster.kafka: {name} does not let this server in: {error}") from error
+            await _let_in(name, clusters[name])
         node = ClusterNode(
             own_name, metadata, admin.broker, secret, store, admin.routes, clock,
             on_topics=lambda: admin.on_change(), kafka=clusters, attached=attached, doubt=doubt,
@@ -211,7 +244,7 @@ async def clustered(
                 progress.waits_for = "a process of the same name"
                 await _pause(progress, stopping)
             except Unavailable as error:
-                await _wait_for_etcd(error, progress, stopping)
+                await _wait_for_metadata(own, error, progress, stopping)
         admin.topics = node
         admin.routes.refresh_by = node.refresh
         try:
@@ -247,7 +280,7 @@ async def clustered(
                         await serving.enter_async_context(node.in_session(process))
                         break
                     except Unavailable as error:
-                        await _wait_for_etcd(error, progress, stopping)
+                        await _wait_for_metadata(own, error, progress, stopping)
                 if own.no_store:
                     await node.check_own_record(member.data)
                 progress.waits_for = "Kafka"
@@ -260,13 +293,19 @@ async def clustered(
 
 @asynccontextmanager
 async def following(
-    config: GatewayConfig, routes: RouteTable, clock: Clock, *, name: str, broker: NodeBroker | None, cluster: str
+    config: GatewayConfig,
+    routes: RouteTable,
+    clock: Clock,
+    *,
+    name: str,
+    broker: NodeBroker | None,
+    cluster: str,
+    on_lost: Callable[[], None] = lambda: None,
 ) -> AsyncIterator[ClusterNode]:
     """What a gateway without a store knows of its cluster while the block runs: nothing yet. `name` and `broker`: of
-    the node whose worker it is. `cluster`: its id; empty: set it before `begin`. Raises ConfigError."""
-    secret, etcd = checked(config.cluster)
-    await asyncio.to_thread(fastest_codes)
-    async with EtcdMetadata(etcd) as metadata, kept_fresh(config.cluster, secret, metadata, etcd):
+    the node whose worker it is. `cluster`: its id; empty: set it before `begin`. `on_lost`: see `shared_metadata`.
+    Raises ConfigError."""
+    async with shared_metadata(config.cluster, on_lost=on_lost) as (metadata, secret):
         kept = TopicsInMemory(config.store)
         node = ClusterNode(name, metadata, broker, secret, kept, routes, clock, on_topics=lambda: None)
         node.cluster_id = cluster
@@ -278,9 +317,9 @@ async def following(
             await node.close()
 
 
-async def known(node: ClusterNode, progress: RecoveryProgress, stopping: asyncio.Event) -> None:
-    """Have a gateway know its cluster; wait for etcd, and for the first node, until `stopping`. Raises CannotJoin
-    then."""
+async def known(config: ClusterConfig, node: ClusterNode, progress: RecoveryProgress, stopping: asyncio.Event) -> None:
+    """Have a gateway know its cluster; wait for the metadata, and for the first node, until `stopping`. Raises
+    CannotJoin then."""
     while True:
         try:
             if (cluster := await node.find_cluster()) is not None:
@@ -291,12 +330,14 @@ async def known(node: ClusterNode, progress: RecoveryProgress, stopping: asyncio
             log.warning("waiting for the first node of the cluster")
             await _pause(progress, stopping)
         except Unavailable as error:
-            await _wait_for_etcd(error, progress, stopping)
+            await _wait_for_metadata(config, error, progress, stopping)
 
 
-async def _wait_for_etcd(error: Unavailable, progress: RecoveryProgress, stopping: asyncio.Event) -> None:
-    progress.waits_for = "etcd"
-    log.warning("waiting for etcd error=%s", error)
+async def _wait_for_metadata(
+    config: ClusterConfig, error: Unavailable, progress: RecoveryProgress, stopping: asyncio.Event
+) -> None:
+    progress.waits_for = where = where_metadata_is(config)
+    log.warning("waiting for %s error=%s", where, error)
     await _pause(progress, stopping)
 
 
@@ -305,6 +346,11 @@ async def _pause(progress: RecoveryProgress, stopping: asyncio.Event) -> None:
     with suppress(TimeoutError):
         await asyncio.wait_for(stopping.wait(), RETRY_S)
         raise CannotJoin(f"stopped while it waited for {progress.waits_for}")
+
+
+def where_metadata_is(config: ClusterConfig) -> str:
+    """What is waited for when the metadata cannot be reached."""
+    return "etcd" if config.etcd else "Kafka"
 
 
 def _queues_of(store: Store | NoStore, beside: Beside, topic_id: int) -> list[QueueKey]:

@@ -3,8 +3,8 @@ no groups. Sends and reads it does itself over the nodes' brokers, as a node doe
 passes on, to the node that has what is asked for, or to any one.
 
     start        answers 503 until it has read the metadata and knows of a node; waits for that as long as it takes
-    etcd down    goes on with what it knows. Cut off from etcd alone, while nodes have it: 503 for sends to a partition
-                 that has moved meanwhile
+    etcd down    goes on with what it knows, as when the metadata is in Kafka and that is away. Cut off from it alone,
+                 while nodes have it: 503 for sends to a partition that has moved meanwhile
     nodes down   sends go to brokers that answer, as on a node; what a node has alone is 503. /readyz says when there is
                  none at all
     stop         as a server's: no new connections, and what is being answered is
@@ -81,11 +81,11 @@ async def run(
     async with AsyncExitStack() as parts:
         parts.enter_context(manager.beating())
         listener = parts.enter_context(bound_socket(config.host, config.port))
-        following_ = following(config, routes, clock, name=name, broker=None, cluster="")
+        following_ = following(config, routes, clock, name=name, broker=None, cluster="", on_lost=stopping.set)
         node = await parts.enter_async_context(following_)
         progress = RecoveryProgress()
         async with answering_not_ready(config, listener, progress, tls):
-            await known(node, progress, stopping)
+            await known(config.cluster, node, progress, stopping)
         forwarder = Forwarder(node, None if tls is None else tls.trusting())
         parts.push_async_callback(forwarder.close)
         admin = cast(TopicAdmin, GatewayReadiness(node))

@@ -60,9 +60,9 @@ def secret_in(file: Path) -> bytes:
 
 @asynccontextmanager
 async def kept_fresh(
-    config: ClusterConfig, secret: Secret, metadata: EtcdMetadata, etcd: EtcdConfig
+    config: ClusterConfig, secret: Secret, metadata: EtcdMetadata | None = None, etcd: EtcdConfig | None = None
 ) -> AsyncIterator[None]:
-    """Have what was read of these files be what they say while the block runs."""
+    """Have what was read of these files be what they say while the block runs. Without etcd, of the secret's."""
     fresh = asyncio.create_task(_keep_fresh(config, secret, metadata, etcd), name="secret files")
     try:
         yield
@@ -72,16 +72,20 @@ async def kept_fresh(
             await fresh
 
 
-async def _keep_fresh(config: ClusterConfig, secret: Secret, metadata: EtcdMetadata, etcd: EtcdConfig) -> None:
+async def _keep_fresh(
+    config: ClusterConfig, secret: Secret, metadata: EtcdMetadata | None, etcd: EtcdConfig | None
+) -> None:
     assert config.secret_file is not None
     secrets = (config.secret_file, also_file(config))
     password, authority = config.etcd_password_file, config.etcd_ca_file
 
     def use_password() -> None:
         assert password is not None
+        assert metadata is not None
         metadata.use_password(secret_in(password).decode())
 
     def trust() -> None:
+        assert etcd is not None
         assert etcd.tls is not None
         etcd.tls.load_verify_locations(cafile=authority)
 

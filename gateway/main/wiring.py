@@ -178,7 +178,7 @@ async def run(
         own = config.cluster
         internal: socket.socket | None = None
         checked_kafka(own, own.node or "")
-        if own.etcd:
+        if own.is_shared:
             checked(own)
             internal = parts.enter_context(bound_socket(own.internal_host, own.internal_port))
         kafka_sockets, kafka_warnings = parts.enter_context(bound_kafka_sockets(config))
@@ -193,8 +193,8 @@ async def run(
                 store, is_node, name = NoStore(config.store), True, own.node or BROKER_NAME
             else:
                 store = await parts.enter_async_context(_opened_store(config, files, clock, progress))
-                is_only_node = own.is_only_node or (not own.etcd and keeps_metadata(store))
-                is_node = is_only_node or bool(own.etcd)
+                is_only_node = own.is_only_node or (not own.is_shared and keeps_metadata(store))
+                is_node = is_only_node or own.is_shared
                 if not is_node:
                     check_alone(config.data, files)
                 name = own.node or (name_in(config.data, files) if is_only_node else None) or BROKER_NAME

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+_SHARED = "cluster.etcd or cluster.metadata_broker"
+
 MOVES_MAX_MAX = 100
 """Of `moves_max`: a move that looks for a slot reads all of them."""
 
@@ -19,14 +21,16 @@ class ClusterConfig:
 
     join: bool = False
     """Serve a cluster's clients without being one of its nodes: a gateway without data, which passes on to the nodes
-    what it is asked. Needs `cluster.etcd` and `cluster.secret_file`."""
+    what it is asked. Needs `cluster.etcd`, or `cluster.metadata_broker`, and `cluster.secret_file`."""
 
     no_store: bool = False
-    """Be a node that keeps nothing on a disk: all that it serves is on Kafka clusters. Needs `cluster.etcd`,
-    `cluster.default_broker`, `cluster.groups_broker` and `cluster.timers_broker`. See docs/kafka-broker.md."""
+    """Be a node that keeps nothing on a disk: all that it serves is on Kafka clusters. Needs `cluster.etcd` or
+    `cluster.metadata_broker`, and `cluster.default_broker`, `cluster.groups_broker` and `cluster.timers_broker`. See
+    docs/kafka-broker.md."""
 
     etcd: tuple[str, ...] = ()
-    """Endpoints of etcd, in which the nodes keep what they agree on: http://host:2379."""
+    """Endpoints of etcd, in which the nodes keep what they agree on: http://host:2379. Not set: see
+    `cluster.metadata_broker`."""
 
     etcd_user: str | None = None
     """Whom to log in to etcd as."""
@@ -59,6 +63,10 @@ class ClusterConfig:
     """Kafka clusters that partitions can be moved to: name=kafka://host:port,host:port?replication=3. The same on all
     nodes; a server that is to be the only one needs neither `node` nor `etcd`. See docs/kafka-broker.md."""
 
+    metadata_broker: str | None = None
+    """The Kafka cluster, by its name in `cluster.kafka`, in which the nodes keep what they agree on, in place of etcd.
+    For good, and the same on all nodes. See docs/kafka-broker.md."""
+
     default_broker: str | None = None
     """The Kafka cluster, by its name in `cluster.kafka`, on which the partitions of topics begin that are made from now
     on. Not set: on nodes. The same on all nodes. See docs/kafka-broker.md."""
@@ -86,7 +94,12 @@ class ClusterConfig:
     def is_only_node(self) -> bool:
         """Whether this is the one node of its cluster for good: it keeps in its own data directory where partitions
         are. A data directory that was such a node's stays one, whatever is set."""
-        return bool(self.kafka) and not self.etcd
+        return bool(self.kafka) and not self.is_shared
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether what nodes agree on is kept where other nodes, too, can reach it."""
+        return bool(self.etcd) or self.metadata_broker is not None
 
     @property
     def has_data(self) -> bool:
@@ -104,24 +117,29 @@ class ClusterConfig:
             self._check_no_store()
         if self.join and self.node is not None:
             raise ValueError("cluster.join and cluster.node contradict each other: a gateway is no node; choose one")
-        if self.join and self.kafka:
-            raise ValueError("cluster.join and cluster.kafka contradict each other: a gateway has no broker of its own")
-        for name, broker in (("default_broker", self.default_broker), ("timers_broker", self.timers_broker)):
-            if broker is not None and not self.kafka:
-                raise ValueError(f"cluster.{name} needs cluster.kafka: it is one of the Kafka clusters there")
-        if self.groups_broker is not None and not (self.kafka and self.etcd):
+        if self.etcd and self.metadata_broker is not None:
             raise ValueError(
-                "cluster.groups_broker needs cluster.kafka and cluster.etcd: several nodes that share a cluster"
+                "cluster.etcd and cluster.metadata_broker contradict each other: what nodes agree on is in one of them"
+            )
+        if self.join and self.kafka and self.metadata_broker is None:
+            raise ValueError("cluster.join and cluster.kafka contradict each other: a gateway has no broker of its own")
+        for name in ("default_broker", "timers_broker", "metadata_broker"):
+            if getattr(self, name) is not None and not self.kafka:
+                raise ValueError(f"cluster.{name} needs cluster.kafka: it is one of the Kafka clusters there")
+        if self.groups_broker is not None and not (self.kafka and self.is_shared):
+            raise ValueError(
+                f"cluster.groups_broker needs cluster.kafka and {_SHARED}: several nodes that share a cluster"
             )
         if self.is_only_node and not self.no_store:
             return
         if self.node is None and not self.join:
-            if self.etcd:
-                raise ValueError("cluster.etcd needs cluster.node, a name for this node, or cluster.join")
+            if self.is_shared:
+                where = "cluster.etcd" if self.etcd else "cluster.metadata_broker"
+                raise ValueError(f"{where} needs cluster.node, a name for this node, or cluster.join")
             return
         which = "cluster.join" if self.join else "cluster.node"
-        if not self.etcd:
-            raise ValueError(f"{which} needs cluster.etcd: where the nodes keep what they agree on")
+        if not self.is_shared:
+            raise ValueError(f"{which} needs {_SHARED}: where the nodes keep what they agree on")
         if self.secret_file is None:
             raise ValueError(f"{which} needs cluster.secret_file: the secret by which nodes know each other")
         if (self.etcd_user is None) != (self.etcd_password_file is None):
@@ -136,9 +154,12 @@ class ClusterConfig:
             raise ValueError(
                 "cluster.no_store and cluster.join contradict each other: a gateway is no node; choose one"
             )
-        needed = ("etcd", "kafka", "default_broker", "groups_broker", "timers_broker")
-        if missing := [name for name in needed if not getattr(self, name)]:
+        needed = ("kafka", "default_broker", "groups_broker", "timers_broker")
+        missing = [f"cluster.{name}" for name in needed if not getattr(self, name)]
+        if not self.is_shared:
+            missing.insert(0, _SHARED)
+        if missing:
             raise ValueError(
-                f"cluster.no_store needs {', '.join(f'cluster.{name}' for name in missing)}: all that a node without a"
-                " store serves is on Kafka clusters, and etcd says where"
+                f"cluster.no_store needs {', '.join(missing)}: all that a node without a store serves is on Kafka"
+                " clusters, and etcd or one of them says where"
             )

@@ -76,6 +76,9 @@ TOPIC_SETTINGS = {
 }
 """What a topic has that partitions of mq lie in; another one is refused."""
 
+KEPT_SETTINGS = {"retention.ms": "-1", "retention.bytes": "-1"}
+"""Likewise, of a topic of which Kafka may expire nothing: the defaults of a cluster may set either."""
+
 FINAL = (ssl.SSLError, SaslAuthenticationFailed, UnsupportedSaslMechanismError, IllegalSaslStateError)
 """Errors that another try does not change: of a wrong password, certificate, mechanism or protocol."""
 
@@ -330,9 +333,19 @@ class Links:
             "min.insync.replicas": str(own.min_insync),
             "max.message.bytes": str(BATCH_BYTES_MAX),
             "retention.ms": str(plan.retention_ms),
+            **(KEPT_SETTINGS if plan.is_kept else {}),
         }
         new = NewTopic(plan.name, plan.partitions, own.replication, topic_configs=settings)
         admin = await self._administrator()
+        if plan.older_than:
+            there = await self._done(admin.list_topics())
+            younger = sorted(set(plan.older_than).intersection(there))
+            if younger and plan.name not in there:
+                raise TopicDiffers(
+                    f"topic {plan.name} is not in Kafka, but {', '.join(younger)} of the same prefix: it was deleted, "
+                    "or these belong to a cluster with its metadata elsewhere. Choose another prefix; or delete these "
+                    "too, to begin with an empty cluster"
+                )
         answer = await self._done(admin.create_topics([new]))
         [(_, code, *message)] = answer.topic_errors
         if code == TOPIC_EXISTS:
@@ -347,13 +360,17 @@ class Links:
     async def _check_topic(self, admin: AIOKafkaAdminClient, plan: TopicPlan) -> None:
         [described] = await self._done(admin.describe_topics([plan.name]))
         partitions = described["partitions"]
+        if not partitions:  # the broker that was asked has not heard yet of a topic that was just made
+            raise Unreached(f"topic {plan.name} in Kafka is not known to all brokers yet")
         wrong = []
-        if (replicas := min((len(one["replicas"]) for one in partitions), default=0)) < self._address.replication:
+        if (replicas := min(len(one["replicas"]) for one in partitions)) < self._address.replication:
             wrong.append(f"it has {replicas} replicas, and needs {self._address.replication}")
+        if plan.is_kept and len(partitions) != plan.partitions:
+            wrong.append(f"it has {len(partitions)} partitions, and must have {plan.partitions}")
         found = await self._settings_of(admin, plan.name)
         wrong += [
             f"{name} is {found.get(name)}, and must be {value}"
-            for name, value in TOPIC_SETTINGS.items()
+            for name, value in {**TOPIC_SETTINGS, **(KEPT_SETTINGS if plan.is_kept else {})}.items()
             if found.get(name) != value
         ]
         least = {"min.insync.replicas": self._address.min_insync, "max.message.bytes": BATCH_BYTES_MAX}
@@ -363,7 +380,7 @@ class Links:
             if int(found.get(name) or 0) < value
         ]
         if wrong:
-            raise TopicDiffers(f"topic {plan.name} in Kafka is not fit for partitions of mq: {'; '.join(wrong)}")
+            raise TopicDiffers(f"topic {plan.name} in Kafka is not fit for mq: {'; '.join(wrong)}")
         if len(partitions) < plan.partitions:
             await self._grow(admin, plan)
 

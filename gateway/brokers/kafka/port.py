@@ -38,11 +38,14 @@ class Fetched(NamedTuple):
 
 
 class TopicPlan(NamedTuple):
-    """A topic that partitions of mq lie in."""
+    """A topic that partitions of mq lie in. `is_kept`: it has exactly these partitions, and Kafka may expire nothing of
+    it. `older_than`: topics that are made only when it is there; if one is, and it is not, it was deleted."""
 
     name: str
     partitions: int
     retention_ms: int
+    is_kept: bool = False
+    older_than: tuple[str, ...] = ()
 
 
 class Kafka(Protocol):

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.gateway.brokers.kafka.servers import KafkaServers, kafka_servers
 from tests.gateway.cluster.etcd_server import EtcdServer, etcd_server
 
 
@@ -11,3 +12,9 @@ from tests.gateway.cluster.etcd_server import EtcdServer, etcd_server
 def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdServer]:
     with etcd_server(tmp_path_factory.mktemp("etcd")) as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def real_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaServers]:
+    with kafka_servers(tmp_path_factory.mktemp("kafka")) as servers:
+        yield servers

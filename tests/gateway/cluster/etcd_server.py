@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from gateway.cluster.etcd import EtcdConfig, EtcdMetadata
-from gateway.cluster.metadata import MetadataError
+from gateway.cluster.metadata import Metadata, MetadataError
 from loadtest.certificates import write_certificate
 from tests.waiting import PATIENCE_S
 
@@ -92,12 +92,12 @@ class EtcdServer:
             self.stop()
 
 
-async def ready(etcd: EtcdMetadata) -> None:
-    """Return when etcd answers."""
+async def ready(metadata: Metadata) -> None:
+    """Return when the metadata can be read."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
             try:
-                await etcd.get("nothing")
+                await metadata.get("nothing")
             except MetadataError:
                 await asyncio.sleep(0.02)
             else:

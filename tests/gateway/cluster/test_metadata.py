@@ -1,7 +1,7 @@
-"""What every store of metadata must do: the same tests for memory, a data directory and a real etcd (with TLS, a
-password, and an endpoint at which nobody listens).
+"""What every store of metadata must do: the same tests for memory, a data directory, a real etcd (with TLS, a
+password, and an endpoint at which nobody listens), a Kafka in memory and a real one.
 
-Covers gateway.cluster.metadata, .memory, .embedded and .etcd.
+Covers gateway.cluster.metadata, .memory, .embedded, .etcd and .kafka_metadata.
 """
 
 from __future__ import annotations
@@ -12,15 +12,18 @@ from contextlib import AsyncExitStack, aclosing
 
 import pytest
 
+from gateway.brokers.kafka.links import KafkaAddress, Links
 from gateway.cluster import etcd as etcd_module
-from gateway.cluster import metadata
+from gateway.cluster import kafka_metadata, metadata
+from gateway.cluster.kafka_metadata import KafkaMetadata
 from gateway.cluster.memory import MemoryMetadata
 from gateway.cluster.metadata import ABSENT, Changes, Listing, Metadata, SessionTaken, TooLarge, Value
 from tests.gateway.cluster.embedded_world import EmbeddedWorld
-from tests.gateway.cluster.etcd_server import EtcdServer, etcd_metadata
+from tests.gateway.cluster.etcd_server import EtcdServer, etcd_metadata, free_port, ready
+from tests.gateway.cluster.metadata_world import LogKafka, a_process
 from tests.waiting import PATIENCE_S
 
-STORES = ("memory", "embedded", "etcd")
+STORES = ("memory", "embedded", "etcd", "kafka", pytest.param("real_kafka", marks=pytest.mark.matrix))
 
 
 @pytest.fixture(params=STORES)
@@ -33,6 +36,14 @@ async def store(request: pytest.FixtureRequest) -> AsyncIterator[Metadata]:
             await world.start()
             yield world.metadata
             await world.stop()
+        elif request.param == "kafka":
+            yield await stack.enter_async_context(a_process(LogKafka()))
+        elif request.param == "real_kafka":
+            servers = request.getfixturevalue("real_kafka")
+            links = Links(KafkaAddress(servers=(servers.endpoint,), replication=1, min_insync=1))
+            own = await stack.enter_async_context(KafkaMetadata(links, f"test-{free_port()}.__meta"))
+            await ready(own)  # it has made its topic
+            yield own
         else:
             server: EtcdServer = request.getfixturevalue("etcd")
             yield await stack.enter_async_context(etcd_metadata(server))
@@ -128,6 +139,7 @@ async def test_of_changes_that_race_each_is_made_on_what_it_was_decided_on(store
 
 async def test_a_session_holds_its_key_while_it_lasts(store: Metadata, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(etcd_module, "CALL_TIMEOUT_S", 0.5)  # how long it waits for an earlier one, beside its ttl
+    monkeypatch.setattr(kafka_metadata, "SESSION_WAIT_S", 0.5)
     async with asyncio.timeout(PATIENCE_S), aclosing(store.watch("nodes/")) as watch:
         await anext(watch)
         async with store.session("nodes/n1", b"here", ttl_ms=1000) as session:

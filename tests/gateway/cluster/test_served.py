@@ -52,17 +52,21 @@ class Nodes:
     under: Sequence[str] = ()
     """A command that runs the servers that are started from now on."""
 
-    def __init__(self, directory: Path, etcd: EtcdServer, http: aiohttp.ClientSession, random: Random) -> None:
+    def __init__(self, directory: Path, etcd: EtcdServer | None, http: aiohttp.ClientSession, random: Random) -> None:
+        """`etcd` None: their metadata is elsewhere."""
         self._directory, self._http, self._random = directory, http, random
         (directory / "secret").write_bytes(b"the secret of served nodes in tests")
         (directory / "password").write_text(PASSWORD)
-        self._settings = {
-            **SMALL_FILES,
+        in_etcd = {} if etcd is None else {
             "MQ_CLUSTER_ETCD": ",".join(etcd.config.endpoints),
             "MQ_CLUSTER_ETCD_USER": "root",
             "MQ_CLUSTER_ETCD_PASSWORD_FILE": str(directory / "password"),
             "MQ_CLUSTER_ETCD_CA_FILE": str(directory / "cert.pem"),
             "MQ_CLUSTER_PREFIX": f"served-{free_port()}/",
+        }  # fmt: skip
+        self._settings = {
+            **SMALL_FILES,
+            **in_etcd,
             "MQ_CLUSTER_SECRET_FILE": str(directory / "secret"),
             "MQ_KAFKA_ENABLED": "false",
         }

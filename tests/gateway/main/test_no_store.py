@@ -1,5 +1,5 @@
-"""Nodes without a store, the whole servers in this process: a Kafka cluster and the metadata in memory are all that
-outlives them.
+"""Nodes without a store, the whole servers in this process: a Kafka cluster and the metadata in memory, or the metadata
+in that Kafka, are all that outlives them.
 
 Covers gateway.main.no_store, gateway.main.shards and gateway.main.recurring_shards, with test_recurring_shards.py.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,12 @@ import pytest
 
 from gateway.cluster.members import CannotJoin
 from gateway.cluster.memory import MemoryMetadata
-from gateway.cluster.metadata import Unavailable
+from gateway.cluster.metadata import OtherMetadata, Unavailable
 from gateway.main import clustering
 from gateway.settings.config import GatewayConfig, build
 from store.clock import SystemClock
 from tests.gateway.brokers.kafka.fake import FakeKafka
+from tests.gateway.cluster.metadata_world import TOPIC, LogKafka
 from tests.gateway.main.test_wiring import serving
 from tests.waiting import PATIENCE_S
 
@@ -33,8 +34,9 @@ JSON = {"Content-Type": "application/vnd.kafka.json.v2+json"}
 class World:
     """What nodes share."""
 
-    def __init__(self, directory: Path) -> None:
-        self.kafka, self.metadata = FakeKafka(), MemoryMetadata()
+    def __init__(self, directory: Path, *, is_in_kafka: bool) -> None:
+        self.is_in_kafka = is_in_kafka
+        self.kafka, self.metadata = LogKafka() if is_in_kafka else FakeKafka(), MemoryMetadata()
         self.kafka.clock = SystemClock()  # type: ignore[assignment]
         self.secret = directory / "secret"
         self.secret.write_bytes(b"the secret of nodes in tests")
@@ -44,7 +46,8 @@ class World:
         chosen: dict[str, object] = {f"cluster.{which}_broker": "kafka1" for which in ("default", "groups", "timers")}
         given = {
             "port": 0, "shutdown_timeout_ms": 2000, "kafka.enabled": False, "cluster.no_store": True,
-            "cluster.node": name, "cluster.etcd": ("http://127.0.0.1:1",), "cluster.secret_file": self.secret,
+            "cluster.node": name, "cluster.secret_file": self.secret,
+            **({"cluster.metadata_broker": "kafka1"} if self.is_in_kafka else {"cluster.etcd": ("http://127.0.0.1:1",)}),
             "cluster.internal_port": 0, "cluster.kafka": ("kafka1=kafka://127.0.0.1:1?prefix=mq.",), **chosen,
             **settings,
         }  # fmt: skip
@@ -56,10 +59,10 @@ class World:
             yield client
 
 
-@pytest.fixture
-def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> World:
+@pytest.fixture(params=["etcd", "kafka"])
+def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request: pytest.FixtureRequest) -> World:
     """Servers run in an empty directory."""
-    made = World(tmp_path)
+    made = World(tmp_path, is_in_kafka=request.param == "kafka")
 
     @asynccontextmanager
     async def etcd(_: object) -> AsyncIterator[MemoryMetadata]:
@@ -162,6 +165,7 @@ async def test_one_node_goes_on_where_another_one_was(world: World, tmp_path: Pa
     assert list((tmp_path / "empty").iterdir()) == []
     assert {name for name, _ in world.kafka.logs} == {
         "mq.orders", "mq.ticks", "mq.__retry.g", "mq.__dlq.g", "mq.__timer", "mq.__offsets", "mq.__recurring",
+        *(["mq.__meta"] if world.is_in_kafka else []),
     }  # fmt: skip
 
 
@@ -244,3 +248,24 @@ async def test_a_name_is_taken_by_one_process_at_a_time(world: World, monkeypatc
         await done(client, "POST", "/topics/orders", {"records": [{"value": 1}]})
     async with world.node("n1") as client:
         assert await values_of(client, "orders", 0) == [1]
+
+
+async def _served_until_it_is_lost(world: World) -> None:
+    async with asyncio.timeout(PATIENCE_S), world.node("n1") as client:
+        await done(client, "PUT", "/mq/v1/topics/orders", {"partitions": 1})
+        await done(client, "POST", "/topics/orders", {"records": [{"value": 1}]})
+        end = world.kafka.log(TOPIC, 0).end
+        await done(client, "PUT", "/mq/v1/topics/lost", {"partitions": 1})
+        world.kafka.log(TOPIC, 0).lose(end)
+        with suppress(aiohttp.ClientError):
+            while True:
+                await client.get("/healthz")
+                await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("world", ["kafka"], indirect=True)
+async def test_a_server_stops_when_the_metadata_in_kafka_is_not_what_it_was(world: World) -> None:
+    with pytest.raises(OtherMetadata, match="Kafka has lost records"):
+        await _served_until_it_is_lost(world)
+    async with world.node("n2") as client:
+        assert await values_of(client, "orders", 0) == [1], "a restart goes on with what the log has"

@@ -147,6 +147,8 @@ def test_a_name_that_is_nearly_one_is_told_which(sources: dict[str, dict[str, ob
     assert "mean" not in str(refusal.value)
 
 
+ON_KAFKA = {"cluster.kafka": ("kafka1=kafka://127.0.0.1:9092",)}
+IN_KAFKA = {**ON_KAFKA, "cluster.etcd": (), "cluster.metadata_broker": "kafka1"}
 NODE = {"cluster.node": "n1", "cluster.etcd": ("http://127.0.0.1:2379",), "cluster.secret_file": Path("secret")}
 
 
@@ -161,6 +163,9 @@ def test_a_node_needs_to_know_where_the_others_are_and_by_what_it_knows_them() -
         ({"cluster.groups_broker": "kafka1"}, "groups_broker needs cluster.kafka"),
         ({"cluster.default_broker": "kafka1"}, "needs cluster.kafka"),
         ({"cluster.timers_broker": "kafka1"}, "timers_broker needs cluster.kafka"),
+        ({"cluster.etcd": (), "cluster.metadata_broker": "kafka1"}, "metadata_broker needs cluster.kafka"),
+        ({"cluster.metadata_broker": "kafka1", **ON_KAFKA}, "contradict each other"),
+        ({"cluster.node": None, **IN_KAFKA}, "cluster.metadata_broker needs cluster.node"),
         ({"cluster.etcd": ("127.0.0.1:2379",)}, "is no URL"),
         ({"cluster.etcd_user": "root"}, "go together"),
         ({"cluster.internal_port": 65536}, "internal_port"),
@@ -172,18 +177,20 @@ def test_a_node_needs_to_know_where_the_others_are_and_by_what_it_knows_them() -
 
 def test_a_node_without_a_store_says_what_it_lacks() -> None:
     brokers = {f"cluster.{which}_broker": "kafka1" for which in ("default", "groups", "timers")}
-    kafka = {"cluster.kafka": ("kafka1=kafka://127.0.0.1:9092",)}
-    storeless = {**NODE, **brokers, **kafka, "cluster.no_store": True}
+    storeless = {**NODE, **brokers, **ON_KAFKA, "cluster.no_store": True}
     config = build(storeless)
     assert (config.cluster.has_data, config.data.exists(), config.audit_directory) == (False, False, None)
     assert build({**storeless, "auth.enabled": True, "auth.token_file": "tokens"}).auth.enabled
+    assert build({**storeless, **IN_KAFKA}).cluster.is_shared
     every = ", ".join(
-        f"cluster.{name}" for name in ("etcd", "kafka", "default_broker", "groups_broker", "timers_broker")
+        f"cluster.{name}"
+        for name in ("etcd or cluster.metadata_broker", "kafka", "default_broker", "groups_broker", "timers_broker")
     )
     with pytest.raises(ConfigError, match=f"no_store needs {every}:"):
         build({"cluster.no_store": True, "cluster.node": "n1"})
     for changed, said in (
-        *(({name: None}, f"no_store needs {name}:") for name in ("cluster.etcd", "cluster.kafka", *brokers)),
+        *(({name: None}, f"no_store needs {name}:") for name in ("cluster.kafka", *brokers)),
+        ({"cluster.etcd": None}, "no_store needs cluster.etcd or cluster.metadata_broker:"),
         ({"cluster.node": None}, "needs cluster.node"),
         ({"cluster.secret_file": None}, "needs cluster.secret_file"),
         ({"cluster.join": True}, "choose one"),
@@ -197,7 +204,7 @@ def test_a_node_without_a_store_says_what_it_lacks() -> None:
 
 
 def test_one_server_keeps_delayed_records_on_kafka_but_no_groups() -> None:
-    alone = {"data": Path("d"), "cluster.kafka": ("kafka1=kafka://127.0.0.1:9092",)}
+    alone = {"data": Path("d"), **ON_KAFKA}
     assert build({**alone, "cluster.timers_broker": "kafka1"}).cluster.is_only_node
     with pytest.raises(ConfigError, match=r"groups_broker needs cluster.kafka and cluster.etcd"):
         build({**alone, "cluster.groups_broker": "kafka1"})
@@ -209,7 +216,9 @@ def test_a_gateway_without_a_store_has_nothing_that_needs_one() -> None:
     config = build(joined)
     assert (config.cluster.join, config.kafka_listeners, config.data.exists()) == (True, [], False)
     assert build({**joined, "auth.enabled": True, "auth.token_file": "tokens"}).auth.enabled
+    assert build({**joined, **IN_KAFKA}).cluster.join
     for changed, said in (
+        (ON_KAFKA, "a gateway has no broker of its own"),
         ({"data": Path("d")}, "has no data directory"),
         ({"cluster.node": "n1"}, "choose one"),
         ({"cluster.etcd": ()}, "join needs cluster.etcd"),

@@ -48,6 +48,7 @@ class Log:
     start: int = 0
     end: int = 0
     producers: dict[int, Producer] = field(default_factory=dict)
+    leader_epoch: int = 7
 
     def append(self, batch: bytes, time_ms: int = APPENDED_MS) -> Outcome:
         """As a leader does for acks=all."""
@@ -72,9 +73,15 @@ class Log:
             known.next_sequence = first + count
             known.recent.append((first, self.end))
         offset = self.end
-        self.batches.append((offset, _dated(batch, offset, time_ms)))
+        self.batches.append((offset, _dated(batch, offset, time_ms, self.leader_epoch)))
         self.end += count
         return Stored(offset, time_ms)
+
+    def lose(self, end: int) -> None:
+        """An unclean election: what is behind an offset is lost, and another node leads."""
+        self.batches = [one for one in self.batches if one[0] + record_batch.record_count(one[1]) <= end]
+        self.end = end if not self.batches else self.batches[-1][0] + record_batch.record_count(self.batches[-1][1])
+        self.leader_epoch += 1
 
 
 class FakeKafka:
@@ -184,11 +191,11 @@ def strangers_batch(count: int = 1) -> bytes:
     return bytes(record_batch.encode([Record(None, b"a stranger's", 1) for _ in range(count)]))
 
 
-def _dated(batch: bytes, offset: int, time_ms: int) -> bytes:
+def _dated(batch: bytes, offset: int, time_ms: int, leader_epoch: int) -> bytes:
     """As Kafka stores it: its offset, a leader epoch, and LogAppendTime with the time of the append."""
     made = bytearray(batch)
     struct.pack_into(">q", made, 0, offset)
-    struct.pack_into(">i", made, 12, 7)
+    struct.pack_into(">i", made, 12, leader_epoch)
     (attributes,) = struct.unpack_from(">h", made, 21)
     struct.pack_into(">h", made, 21, attributes | 0x08)
     struct.pack_into(">q", made, record_batch.MAX_TIMESTAMP_AT, time_ms)

@@ -1,8 +1,9 @@
-"""Three nodes without a store on a real Apache Kafka and etcd, two of which are killed and replaced by others of other
-names, under load: sends with ids, a group in queue mode with retries and dead letters, a socket, delayed records,
-recurring schedules. Whatever was answered holds, and nothing is on a disk.
+"""Three nodes without a store on a real Apache Kafka, with their metadata in etcd or in that Kafka, two of which are
+killed and replaced by others of other names, under load: sends with ids, a group in queue mode with retries and dead
+letters, a socket, delayed records, recurring schedules. Whatever was answered holds, and nothing is on a disk.
 
-Covers gateway.main.no_store, gateway.main.recurring_shards and gateway.brokers.none.
+Covers gateway.main.no_store, gateway.main.recurring_shards, gateway.brokers.none, and gateway.cluster.kafka_metadata in
+servers.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ class Clients(Nodes):
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
+        self.more: dict[str, str] = {}
         self.stored: dict[int, tuple[int, int]] = {}
         self.delayed: dict[int, int] = {}
         self.acked: set[int] = set()
@@ -83,6 +85,7 @@ class Clients(Nodes):
             HOME=str(empty),
             TMPDIR=str(empty),
             PYTHONPATH=str(REPOSITORY),
+            **self.more,
             **more,
         )
 
@@ -220,12 +223,25 @@ class Clients(Nodes):
         return {row["value"] for row in rows}
 
 
+@pytest.fixture(params=["etcd", "kafka"])
+async def etcd_if_any(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[EtcdServer | None]:
+    """None: the metadata is in Kafka."""
+    if request.param == "kafka":
+        yield None
+        return
+    etcd: EtcdServer = request.getfixturevalue("etcd")
+    (tmp_path / "cert.pem").write_bytes(etcd.ca_file.read_bytes())
+    async with etcd_metadata(etcd):
+        yield etcd
+
+
 @asynccontextmanager
-async def three_nodes(directory: Path, etcd: EtcdServer, kafka: Peer) -> AsyncIterator[Clients]:
-    async with etcd_metadata(etcd), aiohttp.ClientSession() as http:
-        (directory / "cert.pem").write_bytes(etcd.ca_file.read_bytes())
+async def three_nodes(directory: Path, etcd: EtcdServer | None, kafka: Peer) -> AsyncIterator[Clients]:
+    async with aiohttp.ClientSession() as http:
         nodes = Clients(directory, etcd, http, Random(1))
         nodes.endpoint, nodes.prefix = kafka.endpoint, directory.name
+        if etcd is None:
+            nodes.more["MQ_CLUSTER_METADATA_BROKER"] = "kafka1"
         try:
             for name in ("n1", "n2", "n3"):
                 await nodes.start(name)
@@ -239,8 +255,10 @@ async def three_nodes(directory: Path, etcd: EtcdServer, kafka: Peer) -> AsyncIt
             await nodes.end()
 
 
-async def test_nodes_are_killed_and_replaced_and_nothing_is_lost(tmp_path: Path, etcd: EtcdServer, kafka: Peer) -> None:
-    async with three_nodes(tmp_path, etcd, kafka) as nodes:
+async def test_nodes_are_killed_and_replaced_and_nothing_is_lost(
+    tmp_path: Path, etcd_if_any: EtcdServer | None, kafka: Peer
+) -> None:
+    async with three_nodes(tmp_path, etcd_if_any, kafka) as nodes:
         rule = {"topic": TICKS, "record": {"value": "tick"}, "every_ms": TICK_MS, "missed": "all"}
         made = await nodes.answered("PUT", "/mq/v1/recurring/clock", rule)
         senders = [asyncio.create_task(nodes.send_on()) for _ in range(SENDERS)]
@@ -296,9 +314,9 @@ async def test_nodes_are_killed_and_replaced_and_nothing_is_lost(tmp_path: Path,
 
 
 async def test_a_frozen_node_whose_name_another_process_has_by_now_ends(
-    tmp_path: Path, etcd: EtcdServer, kafka: Peer
+    tmp_path: Path, etcd_if_any: EtcdServer | None, kafka: Peer
 ) -> None:
-    async with three_nodes(tmp_path, etcd, kafka) as nodes:
+    async with three_nodes(tmp_path, etcd_if_any, kafka) as nodes:
         frozen = nodes.servers["n1"]
         senders = [asyncio.create_task(nodes.send_on()) for _ in range(SENDERS)]
         await asyncio.sleep(1)
