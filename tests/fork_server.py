@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
-RUNNABLE = frozenset({"gateway", "tests.gateway.cluster.node_process", "tests.e2e.group_client"})
+RUNNABLE = frozenset({"gateway", "tests.gateway.cluster.node_process", "tests.e2e.group_client", "tests.crash.driver"})
 """Modules that are run in a fork."""
 
 IMPORTED = ("gateway.cli", "gateway.main.wiring", "gateway.main.joined", "uvloop", "tests.gateway.cluster.node_process")
@@ -52,6 +52,7 @@ READ_LATE = ("MQ_", "PYTEST_", "XDG_CONFIG_HOME", "JAVA_HOME", "PYSPARK_", "SPAR
 MESSAGE_BYTES_MAX = 200_000
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
+CLONE_NEWNS = 0x0002_0000
 LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
 
 
@@ -214,6 +215,7 @@ def _become(order: Order, streams: list[int]) -> None:
     for own, fd in enumerate(streams):
         os.dup2(fd, own)
         os.close(fd)
+    _see_the_mounts_of(order.parent)
     if order.new_session:
         os.setsid()
     if order.process_group != -1:
@@ -228,10 +230,23 @@ def _become(order: Order, streams: list[int]) -> None:
     sys.argv = [order.module, *order.arguments]
 
 
+def _see_the_mounts_of(pid: int) -> None:
+    """Pytest may have come to mounts of its own (tests/crash/real_disk.py) after it has begun this process."""
+    theirs = f"/proc/{pid}/ns/mnt"
+    if os.readlink(theirs) == os.readlink("/proc/self/ns/mnt"):
+        return
+    fd = os.open(theirs, os.O_RDONLY)
+    if ctypes.CDLL(None, use_errno=True).setns(fd, CLONE_NEWNS) != 0:
+        raise OSError(ctypes.get_errno(), "setns")
+    os.close(fd)
+    os.chdir(REPOSITORY)  # it is the root now
+
+
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for pytest and for what was forked
     for name in IMPORTED:
         importlib.import_module(name)
+    importlib.import_module("gateway.plugins").plugins("")  # reads those of all packages, and keeps them
     gc.collect()
     gc.freeze()
     order = _serve(socket.socket(fileno=int(sys.argv[1])))

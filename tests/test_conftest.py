@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 ONE = """
 import pytest
@@ -58,21 +60,31 @@ def run(path: Path, **environment: str) -> str:
     return done.stdout
 
 
-def test_a_skip_is_a_failure_where_nothing_may_be_skipped_and_mutants_are_counted(tmp_path: Path) -> None:
-    (tmp_path / "test_one.py").write_text(ONE)
-    (tmp_path / "test_another.py").write_text("import pytest\npytest.importorskip('nowhere')")
-    told = run(tmp_path)
-    assert "1 failed, 1 passed, 3 skipped" in told
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What a run of all of them says."""
+    path = tmp_path_factory.mktemp("told")
+    (path / "test_leaving.py").write_text(LEAVES)
+    return run(written(path))
+
+
+def written(path: Path) -> Path:
+    (path / "test_one.py").write_text(ONE)
+    (path / "test_another.py").write_text("import pytest\npytest.importorskip('nowhere')")
+    return path
+
+
+def test_a_skip_is_a_failure_where_nothing_may_be_skipped_and_mutants_are_counted(told: str, tmp_path: Path) -> None:
+    assert "1 failed, 3 passed, 3 skipped, 1 error" in told
     assert "mutants: 1 of 2 killed" in told
     assert "survived: False" in told
-    insisted = run(tmp_path, MQ_NO_SKIP="1")
+    insisted = run(written(tmp_path), MQ_NO_SKIP="1")
     assert "2 failed, 1 passed, 2 errors" in insisted
     for reason in ("no such tool here", "nor this one", "nowhere"):
         assert reason in insisted
 
 
-def test_a_handler_left_on_the_log_fails_the_test_that_left_it_and_no_other(tmp_path: Path) -> None:
-    (tmp_path / "test_one.py").write_text(LEAVES)
-    told = run(tmp_path)
-    assert "2 passed, 1 error" in told
+def test_a_handler_left_on_the_log_fails_the_test_that_left_it_and_no_other(told: str) -> None:
+    assert "ERROR at teardown of test_leaves" in told
+    assert "test_comes_later" not in told
     assert "left on the root logger: [<StreamHandler" in told

@@ -222,7 +222,7 @@ def test_every_module_says_what_it_is() -> None:
         if path.name != "__init__.py" or path.stat().st_size
     }
     assert len(texts) > 200
-    assert [name for name, text in texts.items() if not ast.get_docstring(ast.parse(text))] == [], "no module docstring"
+    assert [name for name, text in texts.items() if not text.startswith('"""')] == [], "no module docstring"
 
 
 def test_every_module_has_a_test() -> None:

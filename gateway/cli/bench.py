@@ -11,9 +11,8 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable, Coroutine, Iterator
-from typing import Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
-import aiohttp
 import orjson
 import typer
 from rich.progress import Progress, TaskID, TextColumn
@@ -33,6 +32,9 @@ from gateway.cli.terminal import (
     progress,
     rows_of,
 )
+
+if TYPE_CHECKING:
+    import aiohttp
 
 JSON_RECORDS = "application/vnd.kafka.json.v2+json"
 BATCHES = "application/vnd.mq.batch"
@@ -220,6 +222,8 @@ async def _answered(
     opened: aiohttp.ClientSession, server: Server, method: str, path: str, body: bytes | None, media: str
 ) -> tuple[int | None, int]:
     """The next offset an answer names, if any, and the length of its body. Raises CliError."""
+    import aiohttp
+
     headers = {"Content-Type": media} if body is not None else {"Accept": media}
     try:
         async with opened.request(method, server.url + path, data=body, headers=headers) as response:

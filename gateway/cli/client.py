@@ -12,14 +12,16 @@ import os
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
-import aiohttp
 import orjson
 
 from gateway.cli import context
 from gateway.cli.terminal import UNREACHABLE, USAGE, CliError, rows_of
+
+if TYPE_CHECKING:  # loaded by the first request: to make a token or to verify a directory takes none
+    import aiohttp
 
 _T = TypeVar("_T")
 
@@ -117,6 +119,8 @@ class Client:
     async def _exchange(
         self, method: str, path: str, body: bytes | None, content_type: str | None
     ) -> tuple[int, dict[str, object]]:
+        import aiohttp
+
         headers = {} if content_type is None else {"Content-Type": content_type}
         try:
             async with self._session.request(method, self._url + path, data=body, headers=headers) as response:
@@ -144,6 +148,8 @@ async def connected(url: str, *, timeout_s: float | None = None) -> AsyncIterato
 
 def session(server: Server, *, timeout_s: float | None) -> aiohttp.ClientSession:
     """A session that says who it is by the server's token, and trusts its certificates. Raises CliError."""
+    import aiohttp
+
     return aiohttp.ClientSession(
         timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_TIMEOUT_S),
         headers={"Authorization": f"Bearer {server.token}"} if server.token else None,
@@ -189,6 +195,8 @@ _NO_ANSWER = "it ended the connection without an answer: is it an mq server, and
 
 def failure(url: str, error: Exception) -> CliError:
     """Why no answer came, in our words: those of the HTTP library are for programmers."""
+    import aiohttp
+
     host = urlsplit(url).hostname
     match error:
         case aiohttp.ClientConnectorDNSError():

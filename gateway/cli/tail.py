@@ -13,9 +13,8 @@ import asyncio
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
-from typing import Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
-import aiohttp
 import orjson
 import typer
 from rich.text import Text
@@ -48,6 +47,9 @@ from gateway.cli.terminal import (
     time_ms,
     time_shown,
 )
+
+if TYPE_CHECKING:
+    import aiohttp
 
 SUBSCRIPTION = "tail"
 LAST_ACK_ID = 2
@@ -161,6 +163,8 @@ class _Tail:
 
     async def run(self, server: Server, where: str) -> None:
         """Print until done. A connection that is lost is made again, for as long as it takes."""
+        import aiohttp
+
         url = server.url
         async with connected(url) as client:
             start = await _start(client, self._wanted.topics, where)
@@ -192,6 +196,8 @@ class _Tail:
 
     async def _converse(self, socket: aiohttp.ClientWebSocketResponse, start: object) -> tuple[bool, str]:
         """One connection from its subscribe to its end: whether all is printed, else why it ended."""
+        from aiohttp import WSMsgType
+
         subscribe: dict[str, object] = {
             "id": 1,
             "op": "subscribe",
@@ -212,7 +218,7 @@ class _Tail:
                 subscribe["member"] = self._member
         await socket.send_str(orjson.dumps(subscribe).decode())
         async for received in socket:
-            if received.type is not aiohttp.WSMsgType.TEXT:
+            if received.type is not WSMsgType.TEXT:
                 break
             frame = orjson.loads(received.data)
             if frame.get("ok") is False or frame.get("op") == "error":

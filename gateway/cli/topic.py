@@ -8,7 +8,6 @@ from typing import Annotated
 import orjson
 import typer
 
-from gateway.api.shapes.queries import LIST_ROWS_MAX
 from gateway.cli.client import JSON, Client, ask, path_segment, query
 from gateway.cli.complete import topic_names
 from gateway.cli.terminal import (
@@ -265,6 +264,8 @@ def queues(
       mq topic queues orders --limit 5000 > names
     """
 
+    from gateway.api.shapes.queries import LIST_ROWS_MAX  # here: the shapes of all requests take most of a start
+
     async def listed(client: Client) -> str | None:
         left, after = limit, cursor
         while True:
@@ -294,6 +295,8 @@ def routes(name: Name, url: Url = URL_DEFAULT, as_json: Json = False) -> None:
 
       mq topic routes orders
     """
+    from gateway.api.shapes.queries import LIST_ROWS_MAX
+
     rows, _ = ask(url, lambda client: client.listed(f"{_path(name)}/routes", "partitions", page_rows=LIST_ROWS_MAX))
     if as_json:
         for row in rows:

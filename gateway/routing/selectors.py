@@ -15,9 +15,10 @@ fails the request before anything of it is stored.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from typing import NamedTuple, Protocol, cast
 
+from gateway.plugins import plugins
 from gateway.routing.select import SELECTORS
 from store.record_batch import Headers
 
@@ -43,7 +44,7 @@ class CustomSelector(Protocol):
 
 def installed() -> Iterable[EntryPoint]:
     """What installed packages offer."""
-    return entry_points(group=ENTRY_POINT_GROUP)
+    return plugins(ENTRY_POINT_GROUP)
 
 
 def load(plugins: Iterable[EntryPoint]) -> Mapping[str, CustomSelector]:

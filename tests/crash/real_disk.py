@@ -125,9 +125,13 @@ class Driver:
     """A running `tests.crash.driver`; every line it says goes to `note`."""
 
     def __init__(self, root: Path, note: Callable[[str], None], *arguments: str, under: Sequence[str] = ()) -> None:
-        # The interpreter itself: a wrapper in its place would take the faults that are meant for the store.
-        command = [*under, os.path.realpath(sys.executable), "-m", "tests.crash.driver", str(root), *arguments]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), *filter(None, sys.path)])}
+        environment = None
+        interpreter = sys.executable
+        if under:
+            # The interpreter itself: a wrapper in its place would take the faults that are meant for the store.
+            interpreter = os.path.realpath(sys.executable)
+            environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(REPOSITORY), *filter(None, sys.path)])}
+        command = [*under, interpreter, "-m", "tests.crash.driver", str(root), *arguments]
         self._note = note
         self._process = subprocess.Popen(
             command, cwd=REPOSITORY, env=environment, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True

@@ -36,7 +36,8 @@ class Server:
         there, only its log beside it."""
         self._data = data
         self._port = port
-        self._under = under
+        self.under = under
+        """May be changed between two runs."""
         self._environment = environment or {}
         self._process: asyncio.subprocess.Process | None = None
         self.url = ""
@@ -49,7 +50,7 @@ class Server:
         has_data = environment.keys().isdisjoint(("MQ_CLUSTER_JOIN", "MQ_CLUSTER_NO_STORE"))
         given = ("--data", str(self._data)) if has_data else ()
         self._process = await asyncio.create_subprocess_exec(
-            *DIES_WITH_US, *self._under,
+            *DIES_WITH_US, *self.under,
             sys.executable, "-m", "gateway", "serve", *given, "--port", str(self._port),
             cwd=REPOSITORY,
             env=environment,

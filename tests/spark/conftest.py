@@ -1,4 +1,5 @@
-"""One Spark session and one real server for all tests that need them."""
+"""One Spark session and one real server for all tests that need them. They end with the last of these tests: idle until
+pytest ends, a server and a JVM take some seconds of processor time from the others."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pyspark_mq
 import pytest
+from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark_mq.client import PROCESS_POOL, Client, Endpoint
 from pyspark_mq.decode import decode, find_batches
@@ -106,7 +108,7 @@ def _no_idle_connections() -> Iterator[None]:
     PROCESS_POOL.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def mq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server with an empty store."""
     server = Server(tmp_path_factory.mktemp("mq"))
@@ -124,7 +126,7 @@ def own_server(tmp_path: Path) -> Iterator[Server]:
     server.stop()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """Spark in this process's JVM, set up as docs/spark.md recommends. No `register`: it finds `mq` by itself."""
     with pytest.MonkeyPatch.context() as patch:
@@ -151,6 +153,17 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
             yield session
         finally:
             session.stop()
+            _end_jvm()
+
+
+def _end_jvm() -> None:
+    """Spark itself keeps it for the next session, until this process ends."""
+    gateway = SparkContext._gateway
+    assert gateway is not None
+    SparkContext._gateway = SparkContext._jvm = None
+    gateway.shutdown()
+    gateway.proc.stdin.close()  # which ends it
+    gateway.proc.wait(PATIENCE_S)
 
 
 def load(spark: SparkSession, url: str, **options: str) -> DataFrame:

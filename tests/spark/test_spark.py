@@ -19,7 +19,7 @@ from tests.spark.fake_server import CUT, DISCONNECT, Answer, serving
 COUNT = 3000
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def orders(mq: Server) -> str:
     """A topic of 3 partitions: value n of COUNT is in partition n % 3, with nulls, headers and two codecs."""
     mq.create("orders", 3)

@@ -10,6 +10,7 @@ import { fileURLToPath } from "node:url";
 const REPOSITORY = resolve(fileURLToPath(import.meta.url), "../../../..");
 const PYTHON = process.env["MQ_PYTHON"] ?? join(REPOSITORY, ".venv/bin/python");
 const START_TIMEOUT_MS = 90_000;
+const PAUSE_MS_MAX = 100;
 /** A test that fails, or is killed, leaves no server behind. */
 const DIES_WITH_US = existsSync("/usr/bin/setpriv") ? ["/usr/bin/setpriv", "--pdeathsig", "KILL"] : [];
 /** Of ours, but not for servers: they refuse settings that they do not know. */
@@ -129,8 +130,12 @@ export class Cutter {
 
 export const sleep = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
-/** Wait until it is so; fails with what it was. */
+/** Wait until it is so, looking less and less often: each look may take a request, or a browser its time. Fails with what it was. */
 export async function until(isSo, what = "it", timeoutMs = 30_000) {
-  for (const end = Date.now() + timeoutMs; Date.now() < end; await sleep(10)) if (await isSo()) return;
+  let pauseMs = 10;
+  for (const end = Date.now() + timeoutMs; Date.now() < end; pauseMs = Math.min(2 * pauseMs, PAUSE_MS_MAX)) {
+    if (await isSo()) return;
+    await sleep(pauseMs);
+  }
   throw new Error(`${typeof what === "function" ? what() : what} did not come to be within ${timeoutMs} ms`);
 }

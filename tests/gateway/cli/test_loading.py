@@ -11,7 +11,7 @@ import pytest
 @pytest.mark.parametrize(
     ("module", "unused"),
     [
-        ("gateway.cli", ("gateway.main.wiring", "uvloop", "jwt", "cryptography")),
+        ("gateway.cli", ("gateway.main.wiring", "uvloop", "jwt", "cryptography", "aiohttp", "aiokafka")),
         ("gateway.main.wiring", ("jwt", "cryptography")),
     ],
 )

@@ -17,7 +17,7 @@ Options of the built-in ones, as in a group's JSON:
 from __future__ import annotations
 
 from collections.abc import Iterable
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 
 from gateway.groups.machines.strategies.averagely import Averagely
 from gateway.groups.machines.strategies.averagely_by_circle import AveragelyByCircle
@@ -27,13 +27,14 @@ from gateway.groups.machines.strategies.consistent_hash import VIRTUAL_NODES, Co
 from gateway.groups.machines.strategies.machine_room import MachineRoom
 from gateway.groups.machines.strategies.machine_room_nearby import MachineRoomNearby
 from gateway.groups.machines.strategies.sticky import Sticky
+from gateway.plugins import plugins
 
 ENTRY_POINT_GROUP = "mq.allocation_strategies"
 
 
 def installed() -> Iterable[EntryPoint]:
     """What installed packages offer."""
-    return entry_points(group=ENTRY_POINT_GROUP)
+    return plugins(ENTRY_POINT_GROUP)
 
 
 class StrategyRegistry:
