@@ -169,6 +169,7 @@ async def test_one_node_goes_on_where_another_one_was(world: World, tmp_path: Pa
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("world", ["etcd"], indirect=True)
 async def test_a_node_that_starts_waits_for_an_etcd_that_goes_away_after_it_has_joined(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
