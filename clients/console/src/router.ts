@@ -33,8 +33,10 @@ export function href(...parts: string[]): string {
   return "#/" + parts.map(encodeURIComponent).join("/");
 }
 
+/** Be there at once, not when the browser says so: a page that is left asks for nothing more. */
 export function go(to: string): void {
   location.hash = to;
+  place.value = read();
 }
 
 /** Change the query in place: Back leaves the page, it does not undo each letter of a filter. */

@@ -72,7 +72,8 @@ class KafkaCluster(Cluster):
         """A node's process has ended, and with it what it served on Kafka."""
         self.known.pop(name, None)
         for node in self.nodes.values():
-            node.follower.apply_all()
+            for key, value in list(node.follower._values.items()):  # they name the broker that is no more
+                node.follower._apply(key, value)
 
     async def move(self, via: str, to: str) -> None:
         node = self.nodes[via]

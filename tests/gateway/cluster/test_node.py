@@ -117,7 +117,7 @@ async def test_the_partitions_of_a_new_topic_begin_on_the_default_broker(hurry: 
         assert places(node, "older") == ["n1"]
     async with joined(metadata, kafka) as (node, _):
         topic = await node.create_topic("orders", 20, config=TopicConfig(retention_ms=5_000))
-        assert kafka.plans["mq.orders"] == ("mq.orders", 20, 5_000)
+        assert kafka.plans["mq.orders"] == TopicPlan("mq.orders", 20, 5_000)
         assert places(node, "orders") == ["kafka1"] * 20
         assert places(node, "older") == ["n1"], "what was there stays"
         await node.grow_topic("orders", 22)

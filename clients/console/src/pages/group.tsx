@@ -63,8 +63,9 @@ const PAGE_ROWS = 200;
 export function GroupPage(props: { group: string }): JSX.Element {
   const { group } = props;
   const right = denied("describe", { group });
-  const found = useResource<Group>(right === null ? group : null, (signal) => get(path`mq/v1/groups/${group}`, signal), REFRESH_MS);
   const [dialog, setDialog] = useState<"reset" | "settings" | "delete" | null>(null);
+  // what is being deleted is not asked for meanwhile
+  const found = useResource<Group>(right === null ? group : null, (signal) => get(path`mq/v1/groups/${group}`, signal), dialog === "delete" ? 0 : REFRESH_MS);
   const detail = found.data;
   const isOnlyLight = detail !== null && detail.topics.length === 0 && detail.light_offset_count > 0;
   const asked = place.value.query.get("tab");

@@ -33,8 +33,9 @@ export function TopicPage(props: { topic: string }): JSX.Element {
   const asked = place.value.query.get("tab");
   const tab: Tab = TABS.find(([name]) => name === asked)?.[0] ?? "messages";
   const right = denied("describe", { topic });
-  const found = useResource<TopicDetail>(right === null ? topic : null, (signal) => get(path`mq/v1/topics/${topic}`, signal), REFRESH_MS);
   const [dialog, setDialog] = useState<"change" | "delete" | null>(null);
+  // what is being deleted is not asked for meanwhile
+  const found = useResource<TopicDetail>(right === null ? topic : null, (signal) => get(path`mq/v1/topics/${topic}`, signal), dialog === "delete" ? 0 : REFRESH_MS);
   const detail = found.data;
   const isGone = found.error?.status === 404;
   return (
