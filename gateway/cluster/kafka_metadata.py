@@ -591,7 +591,8 @@ class KafkaSession:
         while True:
             pause_s = self._ttl_ms / 1000 / RENEWALS_PER_TTL if self.is_held else RETRY_MAX_S / 4
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._is_suspected.wait(), pause_s)
+                async with asyncio.timeout(pause_s):
+                    await self._is_suspected.wait()
             self._is_suspected.clear()
             try:
                 if self._id is None:

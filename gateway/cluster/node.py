@@ -1018,7 +1018,8 @@ class ClusterNode:
         while True:
             interval_s = self._take_kafka(loop.time())
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._doubt.wait(), interval_s)
+                async with asyncio.timeout(interval_s):  # Python 3.11's wait_for may swallow a cancellation
+                    await self._doubt.wait()
             self._doubt.clear()
             self._shards_changed()
 
@@ -1027,7 +1028,8 @@ class ClusterNode:
         while True:
             await self._begin_on_kafka()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._is_to_begin.wait(), LOOK_INTERVAL_S)
+                async with asyncio.timeout(LOOK_INTERVAL_S):
+                    await self._is_to_begin.wait()
             self._is_to_begin.clear()
 
     async def _keep_verified(self) -> None:

@@ -409,7 +409,8 @@ class TimerShardLog:
                 return await ask()
             except (BrokerUnreachable, Overloaded) as error:
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._closed.wait(), RETRY_S)
+                    async with asyncio.timeout(RETRY_S):
+                        await self._closed.wait()
                     raise StoreStopped(f"shard {self.shard.number} of {self.shard.topic_name} is left") from error
 
 

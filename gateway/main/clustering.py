@@ -344,7 +344,8 @@ async def _wait_for_metadata(
 async def _pause(progress: RecoveryProgress, stopping: asyncio.Event) -> None:
     """Before the next try. Raises CannotJoin when the server is to stop."""
     with suppress(TimeoutError):
-        await asyncio.wait_for(stopping.wait(), RETRY_S)
+        async with asyncio.timeout(RETRY_S):
+            await stopping.wait()
         raise CannotJoin(f"stopped while it waited for {progress.waits_for}")
 
 

@@ -43,7 +43,8 @@ async def until_settled(all_shards: Sequence[Settling], stopping: asyncio.Event)
     until_s = loop.time() + TAKE_OWN_S
     while not all(one.is_settled for one in all_shards) and loop.time() < until_s and not stopping.is_set():
         with suppress(TimeoutError):
-            await asyncio.wait_for(stopping.wait(), SETTLE_LOOK_S)
+            async with asyncio.timeout(SETTLE_LOOK_S):
+                await stopping.wait()
 
 
 class ShardKeeper:

@@ -37,7 +37,8 @@ async def await_move(routes: Routes, topic: str, sealed: Collection[tuple[int, R
                 raise SealedQueue(f"topic {topic}: a partition has been moving for {HOLD_MS} ms; send again")
             changed.clear()
             try:
-                await asyncio.wait_for(changed.wait(), min(left_s, REFRESH_MS / 1000))
+                async with asyncio.timeout(min(left_s, REFRESH_MS / 1000)):
+                    await changed.wait()
             except TimeoutError:
                 for partition, _ in sealed:
                     await routes.refresh(topic, partition)

@@ -654,12 +654,15 @@ class KafkaBroker:
         BrokerLacks when it differs, BrokerUnreachable."""
         topic_id, partition = partition_of(queue)
         topic = self._topic_of(topic_id)
-        await self.make_topic(topic.name, max(topic.partitions, partition + 1), self._retention_ms_of(topic_id))
+        await self.make_topic(
+            topic.name, max(topic.partitions, partition + 1), self._retention_ms_of(topic_id),
+            is_kept=topic_id < FIRST_USER_TOPIC_ID,
+        )  # fmt: skip
 
-    async def make_topic(self, topic: str, partitions: int, retention_ms: int) -> None:
-        """Have the Kafka topic of a topic of mq. Raises as `create_queue`."""
+    async def make_topic(self, topic: str, partitions: int, retention_ms: int, *, is_kept: bool = False) -> None:
+        """Have the Kafka topic of a topic of mq. `is_kept`: see `TopicPlan`. Raises as `create_queue`."""
         try:
-            await self._kafka.make_topic(TopicPlan(self._prefix + kafka_name(topic), partitions, retention_ms))
+            await self._kafka.make_topic(TopicPlan(self._prefix + kafka_name(topic), partitions, retention_ms, is_kept))
         except TopicDiffers as error:
             raise BrokerLacks(str(error)) from error
         except (Unreached, Refused) as error:

@@ -77,7 +77,8 @@ TOPIC_SETTINGS = {
 """What a topic has that partitions of mq lie in; another one is refused."""
 
 KEPT_SETTINGS = {"retention.ms": "-1", "retention.bytes": "-1"}
-"""Likewise, of a topic of which Kafka may expire nothing: the defaults of a cluster may set either."""
+"""Likewise, of a topic of which Kafka may expire nothing: the defaults of a cluster may set either. No topic is made
+with a limit of bytes: what was acknowledged is kept for its time."""
 
 FINAL = (ssl.SSLError, SaslAuthenticationFailed, UnsupportedSaslMechanismError, IllegalSaslStateError)
 """Errors that another try does not change: of a wrong password, certificate, mechanism or protocol."""
@@ -332,8 +333,8 @@ class Links:
             **TOPIC_SETTINGS,
             "min.insync.replicas": str(own.min_insync),
             "max.message.bytes": str(BATCH_BYTES_MAX),
+            **KEPT_SETTINGS,
             "retention.ms": str(plan.retention_ms),
-            **(KEPT_SETTINGS if plan.is_kept else {}),
         }
         new = NewTopic(plan.name, plan.partitions, own.replication, topic_configs=settings)
         admin = await self._administrator()

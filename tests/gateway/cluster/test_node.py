@@ -52,7 +52,7 @@ from tests.gateway.brokers.kafka.fake_shared import FakeSharedKafka
 from tests.gateway.cluster.test_members import disk, own
 from tests.gateway.groups.coordinator.world import PlainTimer
 from tests.store.kit import open_store
-from tests.waiting import PATIENCE_S, until
+from tests.waiting import PATIENCE_S, WOKEN_S, until
 
 ROOT = Path("/data")
 
@@ -554,6 +554,16 @@ async def test_what_does_not_answer_holds_up_no_take_over(
         finally:
             running.cancel()
             await asyncio.wait([running])
+
+
+async def test_a_node_that_is_stopped_as_it_hears_of_something_stops() -> None:
+    async with joined(MemoryMetadata(), FakeKafka()) as (node, _):
+        for heard in (node._doubt, node._is_to_begin):
+            running = asyncio.create_task(node.run())
+            await asyncio.sleep(0.01)
+            heard.set()
+            running.cancel()
+            assert (await asyncio.wait([running], timeout=WOKEN_S))[0] == {running}
 
 
 class _Refusing(MemoryMetadata):

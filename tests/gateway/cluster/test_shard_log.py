@@ -43,6 +43,7 @@ async def test_a_new_owner_reads_what_was_acknowledged() -> None:
     kafka, (first, second) = nodes(["n1", "n2"])
     await first.take()
     assert kafka.plans[TOPIC].partitions == SHARDS
+    assert kafka.plans[TOPIC].is_kept, "the defaults of the Kafka cluster expire nothing of it"
     await first.put("a", "b")
     await first.put("c")
     await second.take()
