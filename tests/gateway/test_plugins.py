@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -23,7 +24,7 @@ def test_packages_are_read_once_for_all_groups(tmp_path: Path, monkeypatch: pyte
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: two-groups\nVersion: 1.0\n")
     (package / "entry_points.txt").write_text("[test.one]\na = two_groups:A\n[test.two]\nb = two_groups:B\n")
     assert list(plugins("test.one")) == []
-    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     reads.clear()
     assert [point.value for point in plugins("test.one")] == ["two_groups:A"]
     assert [point.value for point in plugins("test.two")] == ["two_groups:B"]

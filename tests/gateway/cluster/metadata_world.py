@@ -13,10 +13,12 @@ from gateway.brokers.kafka.port import Fetched, TopicPlan
 from gateway.cluster.kafka_metadata import KafkaMetadata
 from gateway.cluster.metadata import ABSENT, MetadataError, OutcomeUnknown
 from gateway.cluster.metadata_log import KEY, LogState, Snapshot, decode_command
+from gateway.cluster.shard_log import SHARD_TOPICS
 from store import record_batch
 from tests.gateway.brokers.kafka.fake import FakeKafka, Log
 
 TOPIC = "mq.__meta"
+KEPT = {TOPIC, *(f"mq.{topic.name}" for topic in SHARD_TOPICS.values())}
 PAUSE_S = 0.002
 
 
@@ -60,7 +62,7 @@ class LogKafka(FakeKafka):
             await asyncio.sleep(PAUSE_S)
 
     async def make_topic(self, plan: TopicPlan) -> None:
-        assert plan.is_kept == (plan.name == TOPIC)
+        assert plan.is_kept == (plan.name in KEPT)
         await super().make_topic(plan)
 
     def state(self) -> LogState:
