@@ -29,13 +29,14 @@ from store.errors import DiskFull, Overloaded, RecordTooLarge, StoreError, Store
 from store.limits import KiB, MiB
 from store.types import Acks, Source
 from store.uncancelled import to_its_end
+from store.waits import is_set_within
 from timer.delivery import SCHEDULE_ID_HEADER, DueRecords, Group, Grouping
 from timer.items import Item, fire_ms_of, item_of, source_of
 from timer.open_slots import Load
 from timer.ports import Delivered, Partitions, Target
 from timer.prefetch import LATE_MS, PREFETCH_RECORDS_MAX, due_soon, indexes_of
 from timer.schedule import SLOT_MS
-from timer.state import TURN_UNITS, TimerState, wait
+from timer.state import TURN_UNITS, TimerState
 from timer.timer_log import MAGIC_DELETE
 from timer.wheel import NOWHERE
 
@@ -113,7 +114,7 @@ class Firing:
             now_ms = state.clock.now_ms()
             standstill_ms = min(2 * standstill_ms, _STANDSTILL_MS_MAX) if now_ms == looked_at_ms else 1
             looked_at_ms = now_ms
-            await wait(state.wake, max(standstill_ms, self.idle_ms()))
+            await is_set_within(state.wake, max(standstill_ms, self.idle_ms()) / 1000)
 
     async def run_get(self) -> None:
         """Open slots until cancelled."""
@@ -123,7 +124,7 @@ class Firing:
             state.drained.clear()
             await self.get(state.clock.now_ms())
             state.wake.set()
-            await wait(state.drained, wait_ms)
+            await is_set_within(state.drained, wait_ms / 1000)
 
     def idle_ms(self) -> int:
         """How long nothing can become due, by a clock that may lie: so never long, and never 0."""

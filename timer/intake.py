@@ -18,13 +18,14 @@ from collections.abc import Iterator
 from store.limits import MiB
 from store.topics import TIMER_QUEUE
 from store.types import Entry, ReadStatus, Source
+from store.waits import is_set_within
 from timer.changes import MARKS, NO_SCHEDULE, TOMBSTONE_TOPIC_ID, Reason
 from timer.items import item_of, pack_item
 from timer.pending_counts import MINUTE_MS
 from timer.ports import TopicKey
 from timer.schedule import LAP_SLOTS, SLOT_MS, slot_for
 from timer.schedule_keys import keys_of
-from timer.state import TURN_UNITS, TimerState, wait
+from timer.state import TURN_UNITS, TimerState
 from timer.timer_log import MAGIC_DEFAULT, MAGIC_DELETE, MAGIC_ROLL
 
 log = logging.getLogger(__name__)
@@ -60,7 +61,7 @@ class Intake:
                 await state.log.wait_for(TIMER_QUEUE, state.queue_offset, _WAIT_MS)
             else:
                 state.room.clear()
-                await wait(state.room, _WAIT_MS)
+                await is_set_within(state.room, _WAIT_MS / 1000)
 
     async def step(self) -> int:
         """Hang the next accepted schedules in; return how many records were taken (0: none there, or no room)."""

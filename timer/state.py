@@ -127,12 +127,3 @@ class TimerState:
         ):
             return Standing.PENDING
         return Standing.ROLLED if magic & MAGIC_ROLL else Standing.DELIVERED
-
-
-async def wait(event: asyncio.Event, timeout_ms: int) -> None:
-    """Wait for an event, but not longer than `timeout_ms`."""
-    try:
-        async with asyncio.timeout(timeout_ms / 1000):
-            await event.wait()
-    except TimeoutError:
-        pass

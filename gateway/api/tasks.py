@@ -148,15 +148,6 @@ class when_set:
             self._call()
 
 
-async def is_set_within(event: asyncio.Event, timeout_s: float | None) -> bool:
-    """Wait until the event is set; False when the time (None: no end) was over before."""
-    try:
-        async with asyncio.timeout(timeout_s):
-            return await event.wait()
-    except TimeoutError:
-        return False
-
-
 async def stop(task: asyncio.Task[None] | None) -> None:
     """Cancel one task and wait until it has ended."""
     if task is not None and not task.done():

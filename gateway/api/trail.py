@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +29,7 @@ from gateway.api.trail_files import (
 from store.clock import Clock
 from store.files import Files
 from store.uncancelled import to_its_end
+from store.waits import is_set_within
 
 log = logging.getLogger(__name__)
 
@@ -141,16 +141,12 @@ class Trail:
         while True:
             await self._work.wait()
             if not self._urgent.is_set():
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(self._gather_s):
-                        await self._urgent.wait()
+                await is_set_within(self._urgent, self._gather_s)
             self._work.clear()
             self._urgent.clear()
             await to_its_end(self._write())
             if self.stats.is_failing:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(RETRY_S):
-                        await self._urgent.wait()
+                await is_set_within(self._urgent, RETRY_S)
                 self._work.set()
 
     async def close(self) -> None:

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Back up and restore a whole cluster.", no_args_is_help=True)
 
 Config = Annotated[
-    Path | None, typer.Option(help="The settings of one of the nodes, in TOML: where etcd is.", show_default=False)
+    Path | None,
+    typer.Option(help="The settings of one of the nodes, where the metadata is.", show_default=False),
 ]
 Data = Annotated[
     list[Path], typer.Option("--data", help="A node's data directory; once for each node.", show_default=False)
@@ -44,8 +45,8 @@ def backup(
     ] = True,
     as_json: Json = False,
 ) -> None:
-    """Copy a whole cluster, while it is used or not: all data directories, and what the nodes agree on in etcd. The
-    backup has everything acknowledged before this began.
+    """Copy a whole cluster, while it is used or not: all data directories, and what the nodes agree on. The backup
+    has everything acknowledged before this began.
 
     Run it where the directories of all nodes can be read (mounted, if they are on several machines), as a user who may.
 
@@ -106,11 +107,11 @@ def restore(
     ] = True,
     as_json: Json = False,
 ) -> None:
-    """Make the data directories of all nodes, and what they agree on in etcd, of a backup. Then start the nodes.
+    """Make the data directories of all nodes, and what they agree on, of a backup. Then start the nodes.
 
     No offset is given twice, not even those that the lost cluster gave after the backup: every partition goes on 2^44
     offsets further on, as after a takeover. Consumer groups go on where they were; delayed records fire once. The
-    directories must not exist, and etcd must not have a cluster under cluster.prefix.
+    directories must not exist, and there must be no cluster where the settings say, under their prefix.
 
     [b]Example[/b]
 
@@ -161,7 +162,7 @@ def _settings(config: Path | None) -> GatewayConfig:
     try:
         settings = load(file=config, environment=os.environ, flags={"data": Path()})
         if settings.cluster.node is None or not settings.cluster.is_shared:
-            raise CliError("say --config FILE: the settings of one of the nodes, which name etcd", USAGE)
+            raise CliError("say --config FILE: the settings of a node, which say where the metadata is", USAGE)
         checked(settings.cluster)
         return settings
     except ConfigError as error:

@@ -196,7 +196,7 @@ class _Tail:
 
     async def _converse(self, socket: aiohttp.ClientWebSocketResponse, start: object) -> tuple[bool, str]:
         """One connection from its subscribe to its end: whether all is printed, else why it ended."""
-        from aiohttp import WSMsgType
+        import aiohttp
 
         subscribe: dict[str, object] = {
             "id": 1,
@@ -218,7 +218,7 @@ class _Tail:
                 subscribe["member"] = self._member
         await socket.send_str(orjson.dumps(subscribe).decode())
         async for received in socket:
-            if received.type is not WSMsgType.TEXT:
+            if received.type is not aiohttp.WSMsgType.TEXT:
                 break
             frame = orjson.loads(received.data)
             if frame.get("ok") is False or frame.get("op") == "error":

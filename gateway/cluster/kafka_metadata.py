@@ -76,6 +76,7 @@ from store import record_batch
 from store.errors import CorruptBatch, StoreError
 from store.limits import MiB
 from store.record_batch import Record
+from store.waits import is_set_within
 
 log = logging.getLogger(__name__)
 
@@ -590,9 +591,7 @@ class KafkaSession:
         """Keep the key there."""
         while True:
             pause_s = self._ttl_ms / 1000 / RENEWALS_PER_TTL if self.is_held else RETRY_MAX_S / 4
-            with suppress(TimeoutError):
-                async with asyncio.timeout(pause_s):
-                    await self._is_suspected.wait()
+            await is_set_within(self._is_suspected, pause_s)
             self._is_suspected.clear()
             try:
                 if self._id is None:

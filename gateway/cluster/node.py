@@ -136,6 +136,7 @@ from store.topics import (
 from store.topics import Changes as TopicChanges
 from store.types import QueueKey
 from store.uncancelled import to_its_end
+from store.waits import is_set_within
 from timer.schedule import decode_schedule_id
 
 log = logging.getLogger(__name__)
@@ -1017,9 +1018,7 @@ class ClusterNode:
         loop = asyncio.get_running_loop()
         while True:
             interval_s = self._take_kafka(loop.time())
-            with suppress(TimeoutError):
-                async with asyncio.timeout(interval_s):  # Python 3.11's wait_for may swallow a cancellation
-                    await self._doubt.wait()
+            await is_set_within(self._doubt, interval_s)
             self._doubt.clear()
             self._shards_changed()
 
@@ -1027,9 +1026,7 @@ class ClusterNode:
         """Have partitions begin on the Kafka clusters on which they are to."""
         while True:
             await self._begin_on_kafka()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(LOOK_INTERVAL_S):
-                    await self._is_to_begin.wait()
+            await is_set_within(self._is_to_begin, LOOK_INTERVAL_S)
             self._is_to_begin.clear()
 
     async def _keep_verified(self) -> None:

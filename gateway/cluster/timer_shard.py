@@ -48,6 +48,7 @@ from store.log.entry import decode_extension, encode_extension, packed_sources
 from store.record_batch import Headers, Record
 from store.topics import TIMER, TIMER_QUEUE
 from store.types import Acks, Append, Appended, Bounds, Entry, QueueKey, ReadResult, ReadStatus, Source
+from store.waits import is_set_within
 from timer.changes import NO_SCHEDULE, TOMBSTONE_TOPIC_ID
 from timer.delivery import SCHEDULE_ID_HEADER
 from timer.ports import Delivered, Due, Target
@@ -199,9 +200,7 @@ class TimerShardLog:
         """See `Log.wait_for`."""
         if self._end <= offset:
             self._grown.clear()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(timeout_ms / 1000):
-                    await self._grown.wait()
+            await is_set_within(self._grown, timeout_ms / 1000)
         return self._end > offset
 
     def entry_at_hand(self, position: int) -> Entry | None:

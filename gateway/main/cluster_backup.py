@@ -138,7 +138,7 @@ async def back_up(
 def _checked(listing: Listing, roots: Mapping[str, Path], without: Sequence[str]) -> str:
     found = listing.values.get(CLUSTER)
     if found is None:
-        raise NoBackup("the metadata knows of no cluster: is this its etcd, and its cluster.prefix?")
+        raise NoBackup("the metadata knows of no cluster: is it where the settings say, under this prefix?")
     cluster = found.data.decode()
     brokers = {key.removeprefix(BROKERS) for key in listing.values if key.startswith(BROKERS)}
     for name, root in roots.items():
@@ -197,7 +197,7 @@ async def restore(
         raise NoBackup(f"the backup is of nodes {', '.join(made.nodes)}: name a directory for each of them")
     found = restored(values, SystemClock().now_ms())
     if CLUSTER in (await metadata.list("")).values:
-        raise NoBackup("there is a cluster in this etcd under this prefix: choose another cluster.prefix, or remove it")
+        raise NoBackup("there is a cluster under this prefix: choose another one, or remove it")
     for name, root in roots.items():
         await asyncio.to_thread(copy, source / "nodes" / name, root)
         timer = source / "timers" / name
@@ -311,7 +311,7 @@ async def _put(metadata: Metadata, values: Mapping[str, bytes]) -> None:
 async def _set(metadata: Metadata, changes: Mapping[str, bytes | None], there: Mapping[str, object]) -> None:
     expected = {key: getattr(there.get(key), "revision", ABSENT) for key in changes}
     if await metadata.compare_and_set(expected, changes) is None:
-        raise NoBackup("something else writes into this etcd under this prefix")
+        raise NoBackup("something else writes under this prefix")
 
 
 def _fields(made: ClusterBackup) -> dict[str, object]:

@@ -40,7 +40,7 @@ from gateway.main.identity import cluster_id
 from gateway.main.kafka_brokers import kafka_addresses
 from gateway.main.listener import address_of, listening_to_nodes, url_of
 from gateway.main.no_store import NoStore
-from gateway.main.secret_files import kept_fresh, secret_in, secret_of
+from gateway.main.secret_files import etcd_files, kept_fresh, secret_in, secret_of
 from gateway.main.timer_shards import ShardTimers
 from gateway.main.tls import ServerTls
 from gateway.routing.base import TopicView
@@ -54,6 +54,7 @@ from store import Store
 from store.clock import Clock
 from store.errors import UnknownQueue
 from store.types import QueueKey
+from store.waits import is_set_within
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +110,7 @@ async def shared_metadata(
     secret, etcd = checked(config)
     await asyncio.to_thread(fastest_codes)  # for the first link; it loads what takes a tenth of a second
     if etcd is not None:
-        async with EtcdMetadata(etcd) as in_etcd, kept_fresh(config, secret, in_etcd, etcd):
+        async with EtcdMetadata(etcd) as in_etcd, kept_fresh(config, secret, etcd_files(config, in_etcd, etcd)):
             yield in_etcd, secret
         return
     assert config.metadata_broker is not None
@@ -275,7 +276,7 @@ async def clustered(
                         )
                     )
                 process = secrets.token_hex(8)
-                while True:  # etcd may be away again by now
+                while True:  # the metadata may be away again by now
                     try:
                         await serving.enter_async_context(node.in_session(process))
                         break
@@ -343,9 +344,7 @@ async def _wait_for_metadata(
 
 async def _pause(progress: RecoveryProgress, stopping: asyncio.Event) -> None:
     """Before the next try. Raises CannotJoin when the server is to stop."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(RETRY_S):
-            await stopping.wait()
+    if await is_set_within(stopping, RETRY_S):
         raise CannotJoin(f"stopped while it waited for {progress.waits_for}")
 
 

@@ -58,12 +58,25 @@ def secret_in(file: Path) -> bytes:
     return read_file(file, SECRET_BYTES_MAX, may_be_pipe=True).strip()
 
 
+Watched = tuple[Sequence[Path], Callable[[], None]]
+"""Files, and what reads them again."""
+
+
+def etcd_files(config: ClusterConfig, metadata: EtcdMetadata, etcd: EtcdConfig) -> list[Watched]:
+    """Those by which etcd is known."""
+    password, authority, tls = config.etcd_password_file, config.etcd_ca_file, etcd.tls
+    watched: list[Watched] = []
+    if password is not None:
+        watched.append(((password,), lambda: metadata.use_password(secret_in(password).decode())))
+    if authority is not None and tls is not None:
+        watched.append(((authority,), lambda: tls.load_verify_locations(cafile=authority)))
+    return watched
+
+
 @asynccontextmanager
-async def kept_fresh(
-    config: ClusterConfig, secret: Secret, metadata: EtcdMetadata | None = None, etcd: EtcdConfig | None = None
-) -> AsyncIterator[None]:
-    """Have what was read of these files be what they say while the block runs. Without etcd, of the secret's."""
-    fresh = asyncio.create_task(_keep_fresh(config, secret, metadata, etcd), name="secret files")
+async def kept_fresh(config: ClusterConfig, secret: Secret, others: Sequence[Watched] = ()) -> AsyncIterator[None]:
+    """Have what was read of the secret's files, and of others, be what they say while the block runs."""
+    fresh = asyncio.create_task(_keep_fresh(config, secret, others), name="secret files")
     try:
         yield
     finally:
@@ -72,28 +85,10 @@ async def kept_fresh(
             await fresh
 
 
-async def _keep_fresh(
-    config: ClusterConfig, secret: Secret, metadata: EtcdMetadata | None, etcd: EtcdConfig | None
-) -> None:
+async def _keep_fresh(config: ClusterConfig, secret: Secret, others: Sequence[Watched]) -> None:
     assert config.secret_file is not None
     secrets = (config.secret_file, also_file(config))
-    password, authority = config.etcd_password_file, config.etcd_ca_file
-
-    def use_password() -> None:
-        assert password is not None
-        assert metadata is not None
-        metadata.use_password(secret_in(password).decode())
-
-    def trust() -> None:
-        assert etcd is not None
-        assert etcd.tls is not None
-        etcd.tls.load_verify_locations(cafile=authority)
-
-    watched: list[tuple[Sequence[Path], Callable[[], None]]] = [(secrets, lambda: _rotate(config, secret))]
-    if password is not None:
-        watched.append(((password,), use_password))
-    if authority is not None:
-        watched.append(((authority,), trust))
+    watched: list[Watched] = [(secrets, lambda: _rotate(config, secret)), *others]
     seen: list[Signature | None] = [None] * len(watched)  # they may have changed since they were read
     loop = asyncio.get_running_loop()
     former_until_s = loop.time()

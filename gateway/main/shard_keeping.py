@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from typing import Protocol
 
 from gateway.cluster.metadata import MetadataError
@@ -15,6 +14,7 @@ from gateway.cluster.node import TAKE_OWN_S, ClusterNode
 from gateway.cluster.shard_log import SHARDS
 from store.errors import StoreError
 from store.topics import Topic
+from store.waits import is_set_within
 
 log = logging.getLogger(__name__)
 
@@ -42,9 +42,7 @@ async def until_settled(all_shards: Sequence[Settling], stopping: asyncio.Event)
     loop = asyncio.get_running_loop()
     until_s = loop.time() + TAKE_OWN_S
     while not all(one.is_settled for one in all_shards) and loop.time() < until_s and not stopping.is_set():
-        with suppress(TimeoutError):
-            async with asyncio.timeout(SETTLE_LOOK_S):
-                await stopping.wait()
+        await is_set_within(stopping, SETTLE_LOOK_S)
 
 
 class ShardKeeper:
@@ -124,6 +122,4 @@ class ShardKeeper:
                 )  # fmt: skip
                 await asyncio.sleep(RETRY_S)
                 continue
-            with suppress(TimeoutError):
-                async with asyncio.timeout(HERE_S if self._is_here(shard) else None):
-                    await changed.wait()
+            await is_set_within(changed, HERE_S if self._is_here(shard) else None)

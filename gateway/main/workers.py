@@ -45,6 +45,7 @@ from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.peer.link import serving_links
 from gateway.surfaces.peer.server import PeerService, nothing
 from store import Store
+from store.waits import is_set_within
 
 log = logging.getLogger(__name__)
 
@@ -116,9 +117,7 @@ class TopicFeed:
         since = int(head["number"]) if is_known else -1
         self._look()
         if is_known and self._number <= since:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(min(int(head["wait_ms"]), 60_000) / 1000):
-                    await self._changed.wait()
+            await is_set_within(self._changed, min(int(head["wait_ms"]), 60_000) / 1000)
             await asyncio.sleep(TOPICS_PAUSE_S)
             self._look()
         # A worker of a node has them from the cluster's metadata.

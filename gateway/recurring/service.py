@@ -47,8 +47,8 @@ from store.limits import MiB
 from store.record_batch import Record
 from store.types import Source
 from store.uncancelled import to_its_end, uncancelled
+from store.waits import is_set_within
 from timer.ports import Due, Partitions, Target
-from timer.state import wait
 
 log = logging.getLogger(__name__)
 
@@ -492,7 +492,7 @@ class RecurringSchedules:
             if next_ms is None:
                 await self._wake.wait()
             else:  # never long: the clock may be stepped
-                await wait(self._wake, max(1, min(_IDLE_MS_MAX, next_ms - self._clock.now_ms())))
+                await is_set_within(self._wake, max(1, min(_IDLE_MS_MAX, next_ms - self._clock.now_ms())) / 1000)
 
     async def _save_on(self) -> None:
         while True:

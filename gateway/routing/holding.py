@@ -11,6 +11,7 @@ from collections.abc import Collection
 
 from gateway.routing.base import Route, Routes
 from store.errors import SealedQueue
+from store.waits import is_set_within
 
 HOLD_MS = 5_000
 """How long a send is held; beyond it, it is refused with nothing stored."""
@@ -36,10 +37,7 @@ async def await_move(routes: Routes, topic: str, sealed: Collection[tuple[int, R
             if left_s <= 0:
                 raise SealedQueue(f"topic {topic}: a partition has been moving for {HOLD_MS} ms; send again")
             changed.clear()
-            try:
-                async with asyncio.timeout(min(left_s, REFRESH_MS / 1000)):
-                    await changed.wait()
-            except TimeoutError:
+            if not await is_set_within(changed, min(left_s, REFRESH_MS / 1000)):
                 for partition, _ in sealed:
                     await routes.refresh(topic, partition)
     finally:

@@ -8,7 +8,7 @@ from aiohttp import web
 from multidict import istr
 
 from gateway.api.read import Fetched, Tail
-from gateway.api.tasks import is_set_within, when_set
+from gateway.api.tasks import when_set
 from gateway.auth.access import Permission
 from gateway.brokers.base import BrokerUnreachable
 from gateway.routing.patience import patiently
@@ -17,6 +17,7 @@ from gateway.surfaces.http.answer_memory import RENDERED_FACTOR, SMALL_BYTES
 from gateway.surfaces.http.caller import access_of
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.rights import while_allowed
+from store.waits import is_set_within
 
 NEXT_OFFSET = istr("Mq-Next-Offset")
 BEGINNING_OFFSET = istr("Mq-Beginning-Offset")

@@ -49,6 +49,7 @@ from gateway.surfaces.kafka.errors import (
     UNKNOWN_MEMBER_ID,
 )
 from gateway.surfaces.kafka.schema import Malformed, decode, encode
+from store.waits import is_set_within
 
 INITIAL_WAIT_S = 0.3
 """How long the first round of a group waits for more members: without it each of them would begin one of its own."""
@@ -310,9 +311,7 @@ class KafkaGroups:
             for member_id in current.joins.keys() & members.keys():
                 self._keep_alive(group, member_id)
             current.changed.clear()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(min(left_s, LOOK_S)):
-                    await current.changed.wait()
+            await is_set_within(current.changed, min(left_s, LOOK_S))
 
     def _keep_alive(self, group: str, member_id: str) -> None:
         """A member that waits in a request sends no heartbeats."""

@@ -18,7 +18,7 @@ from gateway.api.pages import decode_after, encode_after, read_cursor
 from gateway.api.pages import write_cursor as write_key
 from gateway.api.shapes import answers
 from gateway.api.shapes.queries import CommitLightQuery, LightGroupQuery, LightQuery, ListLightQuery
-from gateway.api.tasks import is_set_within, when_set
+from gateway.api.tasks import when_set
 from gateway.api.turns import few_a_turn
 from gateway.auth.access import Permission
 from gateway.codec.cursors import write_cursor
@@ -34,6 +34,7 @@ from gateway.surfaces.http.light import check_group, cursor_offsets, light_offse
 from gateway.surfaces.http.reading import read_query
 from gateway.surfaces.http.rights import while_allowed
 from gateway.surfaces.native.lookup import partitions_of
+from store.waits import is_set_within
 
 
 async def read_queue(gateway: Gateway, request: web.Request, _: bytes) -> web.StreamResponse:

@@ -19,7 +19,7 @@ from aiohttp import web
 from gateway.api.errors import error_of
 from gateway.api.lease import Leases
 from gateway.api.render import delivered_as_json
-from gateway.api.tasks import is_set_within, when_set
+from gateway.api.tasks import when_set
 from gateway.auth.access import Access, Permission
 from gateway.brokers.base import BrokerUnreachable
 from gateway.errors import RequestError
@@ -32,6 +32,7 @@ from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.rights import ended, while_allowed
 from gateway.surfaces.http.streaming import StreamedAnswer
 from store.limits import MiB
+from store.waits import is_set_within
 
 PIECE_RECORDS = 100
 """Records of one receive: what would have to be given back when the client is gone."""

@@ -13,7 +13,7 @@ from aiohttp import hdrs, web
 from gateway.api.errors import error_of
 from gateway.api.light import LightReader
 from gateway.api.shapes.queries import FollowLightQuery
-from gateway.api.tasks import is_set_within, when_set
+from gateway.api.tasks import when_set
 from gateway.auth.access import Access, Permission
 from gateway.codec.cursors import write_cursor
 from gateway.codec.records import parse_light_name, split_lines
@@ -37,6 +37,7 @@ from gateway.surfaces.sse.topic_stream import (
     check_cursor_size,
 )
 from store.turns import others_turn
+from store.waits import is_set_within
 
 RECORDS_AT_ONCE = 100
 """Of one read."""

@@ -35,7 +35,7 @@ from gateway.api.errors import error_of
 from gateway.api.read import AtTime, OffsetSpec, out_of_range
 from gateway.api.shapes.base import text_time_ms
 from gateway.api.shapes.queries import STREAM_CREDIT_DEFAULT, FollowQuery
-from gateway.api.tasks import is_set_within, when_set
+from gateway.api.tasks import when_set
 from gateway.auth.access import Access, Permission
 from gateway.brokers.base import BrokerUnreachable
 from gateway.codec.cursors import parse_cursor, write_cursor
@@ -59,6 +59,7 @@ from gateway.surfaces.sse.group_stream import GroupStream
 from store.limits import KiB, MiB
 from store.turns import others_turn
 from store.types import ReadStatus
+from store.waits import is_set_within
 
 RECORDS_AT_ONCE = 1024
 """Written in one call: with as many headers as they may have, some 20 ms."""

@@ -44,6 +44,7 @@ from gateway.surfaces.ws.outbox import Outbox, OutboxClosed
 from gateway.surfaces.ws.protocol import NOT_OWNER, assigned_push, partitions_of, revoked_push
 from gateway.surfaces.ws.reader import seek, too_many_partitions
 from store.errors import StoreError, UnknownQueue
+from store.waits import is_set_within
 
 log = logging.getLogger(__name__)
 
@@ -327,12 +328,8 @@ class Stream(Fed):
 
     async def _drain(self, key: TopicPartition, owned: Owned, drained: asyncio.Event) -> None:
         """Wait for what the client still acks; then give the partition up (T2), unless it is to stay after all."""
-        if not self._command.auto_ack:
-            try:
-                async with asyncio.timeout(self._drain_ms / 1000):
-                    await drained.wait()
-            except TimeoutError:
-                log.info("group=%s member=%s released %s unfinished", self.group, self._member_id, key)
+        if not self._command.auto_ack and not await is_set_within(drained, self._drain_ms / 1000):
+            log.info("group=%s member=%s released %s unfinished", self.group, self._member_id, key)
         try:
             await self._commits.settled()
             if owned.drained is drained and self._owned.get(key) is owned:

@@ -11,7 +11,7 @@ import pytest
 from gateway.cluster.etcd import EtcdConfig, EtcdMetadata
 from gateway.cluster.peer_auth import Secret
 from gateway.main import secret_files
-from gateway.main.secret_files import also_file, kept_fresh, secret_of
+from gateway.main.secret_files import also_file, etcd_files, kept_fresh, secret_of
 from gateway.settings.cluster import ClusterConfig
 from tests.waiting import until
 
@@ -48,7 +48,7 @@ async def test_a_secret_is_exchanged_without_a_moment_in_which_one_node_refuses_
     assert config.secret_file is not None
     etcd = EtcdConfig(endpoints=config.etcd, user="root", password="before")
     secret, metadata = secret_of(config), EtcdMetadata(etcd)
-    async with kept_fresh(config, secret, metadata, etcd):
+    async with kept_fresh(config, secret, etcd_files(config, metadata, etcd)):
         assert accepted(secret) == {OLD}
         also_file(config).write_bytes(NEW)
         await until(lambda: accepted(secret) == {OLD, NEW}, pause_s=0.01)
@@ -74,7 +74,7 @@ async def test_what_was_sent_with_is_accepted_for_a_while_when_the_file_is_just_
     assert config.secret_file is not None
     etcd: Any = EtcdConfig(endpoints=config.etcd)
     secret = secret_of(config)
-    async with kept_fresh(config, secret, EtcdMetadata(etcd), etcd):
+    async with kept_fresh(config, secret, etcd_files(config, EtcdMetadata(etcd), etcd)):
         config.secret_file.write_bytes(OTHER)
         await until(lambda: sends(secret, OTHER), pause_s=0.01)
         assert accepted(secret) == {OLD, OTHER}

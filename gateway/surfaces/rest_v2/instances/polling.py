@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from gateway.api.read import Consumer, Tail
 from gateway.api.schemas import Schemas
-from gateway.api.tasks import is_set_within, when_set
+from gateway.api.tasks import when_set
 from gateway.api.turns import in_turns
 from gateway.brokers.base import BrokerUnreachable
 from gateway.codec.filters import TagFilter
@@ -29,6 +29,7 @@ from gateway.surfaces.rest_v2.schema_records import deserialized
 from store.errors import UnknownQueue
 from store.limits import MiB
 from store.types import ReadStatus
+from store.waits import is_set_within
 
 log = logging.getLogger(__name__)
 
