@@ -6,13 +6,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Generator, Iterable
 from operator import length_hint
-from time import thread_time
+from time import monotonic, thread_time
 from typing import TypeVar
 
 from store.turns import others_turn, stretches
 
 T = TypeVar("T")
 Result = TypeVar("Result")
+
+STRETCH_S = 0.005
+"""What is done of one request between two turns of others, where its parts may take longer than most do."""
+
 
 ITEMS_PER_TURN = 64
 ACTS_PER_TURN = 8
@@ -47,9 +51,12 @@ async def aside(work: Callable[[], T], *, is_long: bool) -> T:
 
 
 async def few_a_turn(items: Iterable[T], *, per_turn: int = ITEMS_PER_TURN) -> AsyncIterator[T]:
-    """The items, with others' turns in between; where there may be many, also before the first ones."""
+    """The items, with others' turns in between: after `per_turn` of them, and where a few took long; where there may be
+    many, also before the first ones."""
     is_long = length_hint(items, per_turn + 1) > per_turn
+    began_s = monotonic()
     for number, item in enumerate(items):
-        if is_long and number % per_turn == 0:
+        if (is_long and number % per_turn == 0) or monotonic() - began_s > STRETCH_S:
             await others_turn()
+            began_s = monotonic()
         yield item

@@ -66,6 +66,7 @@ RENEWALS_PER_TTL = 3
 
 _DEADLINE_EXCEEDED, _RESOURCE_EXHAUSTED, _OUT_OF_RANGE, _UNAVAILABLE, _UNAUTHENTICATED = 4, 8, 11, 14, 16
 _INVALID_ARGUMENT = 3
+_LOGIN = "/v3/auth/authenticate"
 _NO_TOKEN = "etcdserver: user name is empty"
 """How etcd says that it wants a token and got none; the code is the one for arguments of any kind."""
 
@@ -108,6 +109,7 @@ class EtcdMetadata:
             raise ValueError("no etcd endpoint")
         self._at = 0  # the endpoint in use
         self._token: str | None = None
+        self._logging_in: asyncio.Task[None] | None = None
         self._password = config.password
         self._http: aiohttp.ClientSession
 
@@ -122,6 +124,9 @@ class EtcdMetadata:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        if self._logging_in is not None:
+            self._logging_in.cancel()
+            await asyncio.wait([self._logging_in])
         await self._http.close()
 
     def use_password(self, password: str) -> None:
@@ -137,6 +142,7 @@ class EtcdMetadata:
         has_logged_in = False
         tries_left = len(self._endpoints)
         while tries_left:
+            token = self._token
             try:
                 return await self._call_once(path, body)
             except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:  # it was not sent
@@ -151,7 +157,7 @@ class EtcdMetadata:
                 is_login_missing = error.code == _UNAUTHENTICATED or _NO_TOKEN in trouble
                 if is_login_missing and self._config.user is not None and not has_logged_in:
                     has_logged_in = True
-                    await self._log_in()
+                    await self._log_in(token)
                     continue
                 if error.code == _RESOURCE_EXHAUSTED:  # no space, too many requests: nothing was done
                     raise Unavailable(f"etcd refuses: {trouble}") from error
@@ -175,14 +181,24 @@ class EtcdMetadata:
         return {} if self._token is None else {"Authorization": self._token}
 
     async def _call_once(self, path: str, body: Mapping[str, object]) -> dict[str, Any]:
-        async with self._http.post(self._endpoint + path, json=body, headers=self._headers) as response:
+        headers = {} if path == _LOGIN else self._headers
+        async with self._http.post(self._endpoint + path, json=body, headers=headers) as response:
             return _answer(orjson.loads(await response.read()), response.status)
 
-    async def _log_in(self) -> None:
+    async def _log_in(self, refused: str | None) -> None:
+        """Have another token than the one that was refused. A login is a tenth of a second of etcd's CPU time, on
+        purpose, and an etcd that was restarted knows no token: so one does for all calls that wait for it."""
+        if self._logging_in is None or self._logging_in.done():
+            if self._token != refused:
+                return
+            self._logging_in = asyncio.create_task(self._authenticated())
+            self._logging_in.add_done_callback(lambda login: login.cancelled() or login.exception())
+        await asyncio.shield(self._logging_in)
+
+    async def _authenticated(self) -> None:
         config = self._config
-        self._token = None
         try:
-            answer = await self._call("/v3/auth/authenticate", {"name": config.user, "password": self._password})
+            answer = await self._call(_LOGIN, {"name": config.user, "password": self._password})
         except _Refused as error:
             raise MetadataError(f"etcd does not let {config.user} in: {error}") from error
         self._token = answer["token"]
@@ -296,6 +312,7 @@ class EtcdMetadata:
         first = (self._config.prefix + prefix).encode()
         create = {"key": _base64(first), "range_end": _base64(_behind(first)), "start_revision": str(revision)}
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S, sock_read=WATCH_SILENT_S)
+        token = self._token
         asking = self._http.post(
             f"{self._endpoint}/v3/watch", json={"create_request": create}, headers=self._headers, timeout=timeout
         )
@@ -309,21 +326,21 @@ class EtcdMetadata:
                 *lines, last = rest.split(b"\n") if b"\n" in chunk else [rest]
                 rest = bytearray(last)
                 for line in lines:
-                    async for changes in self._told(orjson.loads(line), response.status):
+                    async for changes in self._told(orjson.loads(line), response.status, token):
                         yield changes
         raise Unavailable("etcd has ended the watch")
 
-    async def _told(self, message: dict[str, Any], status: int) -> AsyncIterator[Changes | None]:
-        """What one message of a watch says."""
+    async def _told(self, message: dict[str, Any], status: int, token: str | None) -> AsyncIterator[Changes | None]:
+        """What one message of a watch that was opened with this token says."""
         try:
             result = _answer(message, status)["result"]
         except _Refused as error:
-            await self._watch_refused(error)
+            await self._watch_refused(error, token)
             return
         if result.get("canceled"):
             if int(result.get("compact_revision", 0)):
                 raise _Compacted
-            await self._watch_refused(_Refused(_UNAUTHENTICATED, result.get("cancel_reason", "canceled")))
+            await self._watch_refused(_Refused(_UNAUTHENTICATED, result.get("cancel_reason", "canceled")), token)
         if result.get("created"):
             yield None
         by_revision: dict[int, dict[str, Value | None]] = {}
@@ -334,10 +351,10 @@ class EtcdMetadata:
         for revision, values in by_revision.items():
             yield Changes(revision, values)
 
-    async def _watch_refused(self, error: _Refused) -> None:
+    async def _watch_refused(self, error: _Refused, token: str | None) -> None:
         """Log in again, if that is what it may need, and have the watch opened again."""
         if self._config.user is not None:
-            await self._log_in()
+            await self._log_in(token)
         raise Unavailable(f"etcd refuses to be watched: {error}")
 
     # ---- sessions --------------------------------------------------------------------------------------------------

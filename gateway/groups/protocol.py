@@ -428,12 +428,8 @@ class Groups(Protocol):
 
     # Groups
 
-    def groups(self) -> list[GroupView]:
-        """All groups there are."""
-        ...
-
     def describe(self, group: str) -> GroupDescription:
-        """All there is to say of a group; goes through its members and all topics. Raises UnknownGroup (404/40405)."""
+        """All there is to say of a group; goes through its members. Raises UnknownGroup (404/40405)."""
         ...
 
     def config(self, group: str) -> GroupConfig:

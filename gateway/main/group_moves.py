@@ -178,7 +178,7 @@ class OwnGroups:
         self.settle_letters = using(groups.settle_letters)
 
         # What is only looked at, as it is here.
-        self.groups, self.names, self.describe = groups.groups, groups.names, groups.describe
+        self.names, self.describe = groups.names, groups.describe
         self.config, self.members, self.view = groups.config, groups.members, groups.view
         self.leases, self.documents, self.plan_state = groups.leases, groups.documents, groups.plan_state
         self.settled_letters = groups.settled_letters

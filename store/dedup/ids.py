@@ -8,7 +8,7 @@ An entry that carries ids is one row; rows are numbered in the order of the log.
 record's index in it, packed into one integer.
 
     rows        position, base offset, store time, queue      four columns of 8 bytes
-    ids         message id  ->  row << 17 | index             a dict, in the order of the rows
+    ids         message id  ->  row << 17 | index             dicts, each and all in the order of the rows
     requests    request id  ->  fingerprint, row, indexes     a part for each entry, in the order of the last row
 
 Invariants
@@ -37,6 +37,11 @@ assert BATCH_RECORDS_MAX <= _INDEX_MASK
 
 DELAY = struct.Struct(">qII")
 """What is kept of each record of a `__timer` entry: due ms, topic id, queue id."""
+
+IDS_PER_DICT_MAX = 2**19 * 2 // 3
+"""A dict that grows is copied, at once, with the interpreter held: 60 ms and twice its memory at a million ids. It is
+as large as one of 2**19 slots gets without; further ids begin another."""
+assert BATCH_RECORDS_MAX <= IDS_PER_DICT_MAX
 
 _PRUNES_PER_WINDOW = 64
 PRUNED_AT_ONCE = 20_000
@@ -87,7 +92,7 @@ class DedupIndex:
         self._base_offsets = array("q")
         self._times_ms = array("q")
         self._queues = array("q")
-        self._ids: dict[bytes, int] = {}
+        self._ids: list[dict[bytes, int]] = [{}]  # an id is in one of them; see IDS_PER_DICT_MAX
         self._requests: dict[bytes, tuple[Part, ...]] = {}
         self._part_count = 0
         self._delays: dict[int, bytes] = {}
@@ -95,7 +100,7 @@ class DedupIndex:
 
     def __len__(self) -> int:
         """Ids that take room: message ids, and parts of requests."""
-        return len(self._ids) + self._part_count
+        return sum(map(len, self._ids)) + self._part_count
 
     # ---- asking --------------------------------------------------------------------------------------------------
 
@@ -108,11 +113,13 @@ class DedupIndex:
         if identity.request is not None:
             self._find_indexes(identity.request, now_ms, found)
         ids = identity.message_ids
-        if ids and not self._ids.keys().isdisjoint(ids):
+        for known in self._ids if ids else ():
+            if known.keys().isdisjoint(ids):
+                continue
             for index, message_id in enumerate(ids):
-                known = self._ids.get(message_id)
-                if known is not None and self._is_alive(known >> _INDEX_BITS, now_ms):
-                    found[index] = self._original(known >> _INDEX_BITS, known & _INDEX_MASK)
+                value = known.get(message_id)
+                if value is not None and self._is_alive(value >> _INDEX_BITS, now_ms):
+                    found[index] = self._original(value >> _INDEX_BITS, value & _INDEX_MASK)
         return found
 
     def _find_indexes(self, request: RequestPart, now_ms: int, found: dict[int, Original]) -> None:
@@ -184,19 +191,24 @@ class DedupIndex:
         self._times_ms += rows.times_ms
         self._queues += rows.queues
         shift = packed_index(first, 0)
-        self._put_ids(rows.ids, [value + shift for value in rows.values])
+        for at in range(0, len(rows.ids), IDS_PER_DICT_MAX):
+            some = slice(at, at + IDS_PER_DICT_MAX)
+            self._put_ids(rows.ids[some], [value + shift for value in rows.values[some]])
         for request_id, part in rows.requests:
             self._put_part(request_id, Part(part.fingerprint, part.row + first, part.request_indexes))
         for number, delays in rows.delays:
             self._delays[number + first] = delays
 
     def _put_ids(self, ids: Sequence[bytes], values: Sequence[int]) -> None:
-        known = self._ids
-        if not known.keys().isdisjoint(ids):  # they are out of the window; their turn in the order is new
-            for message_id in ids:
-                known.pop(message_id, None)
-        known.update(zip(ids, values, strict=True))
-        known.pop(NO_ID, None)
+        for known in self._ids:
+            if not known.keys().isdisjoint(ids):  # they are out of the window; their turn in the order is new
+                for message_id in ids:
+                    known.pop(message_id, None)
+        if len(self._ids[-1]) + len(ids) > IDS_PER_DICT_MAX:
+            self._ids.append({})
+        newest = self._ids[-1]
+        newest.update(zip(ids, values, strict=True))
+        newest.pop(NO_ID, None)
 
     def _put_part(self, request_id: bytes, part: Part) -> None:
         self._requests[request_id] = (*self._requests.pop(request_id, ()), part)
@@ -208,9 +220,7 @@ class DedupIndex:
         dead_count = bisect_left(self._times_ms, now_ms - self._window_ms)
         first_row = self._first_row + dead_count
         end = first_row << _INDEX_BITS
-        ids = list(islice(takewhile(lambda item: item[1] < end, self._ids.items()), PRUNED_AT_ONCE))
-        for message_id, _ in ids:
-            del self._ids[message_id]
+        id_count = self._prune_ids(end)
         requests = takewhile(lambda item: item[1][-1].row < first_row, self._requests.items())
         dead_requests = list(islice(requests, PRUNED_AT_ONCE))
         for request_id, parts in dead_requests:
@@ -219,7 +229,7 @@ class DedupIndex:
         delays = list(islice(takewhile(first_row.__gt__, self._delays), PRUNED_AT_ONCE))
         for row in delays:
             del self._delays[row]
-        if PRUNED_AT_ONCE in (len(ids), len(dead_requests), len(delays)):
+        if PRUNED_AT_ONCE in (id_count, len(dead_requests), len(delays)):
             self._prune_at_ms = now_ms + _GO_ON_MS  # not in the same turn of the event loop
             return True
         self._prune_at_ms = now_ms + self._window_ms // _PRUNES_PER_WINDOW + 1
@@ -227,6 +237,18 @@ class DedupIndex:
             del column[:dead_count]
         self._first_row = first_row
         return False
+
+    def _prune_ids(self, end: int) -> int:
+        count = 0
+        while True:
+            oldest = self._ids[0]
+            dead = list(islice(takewhile(lambda item: item[1] < end, oldest.items()), PRUNED_AT_ONCE - count))
+            for message_id, _ in dead:
+                del oldest[message_id]
+            count += len(dead)
+            if oldest or len(self._ids) == 1:
+                return count
+            del self._ids[0]
 
 
 def row_of(entry: Entry, identity: Identity) -> Row:

@@ -65,11 +65,8 @@ class Looking:
         ids = set().union(*(table.topic_ids(part.name) | table.light_topic_ids(part.name) for part in parts))
         names = {name for topic_id in ids if (name := context.topic_name(topic_id)) is not None}
         wishes = {member.subscription for member in members}
-        names |= {name for wish in wishes for name in wish.topics if context.find_topic(name) is not None}
-        if patterns := [wish for wish in wishes if wish.pattern is not None]:
-            names |= {
-                view.name for view in context.routes.topics() if any(wish.matches(view.name) for wish in patterns)
-            }
+        wanted = {name for wish in wishes for name in wish.topics}.union(*(part.membership.topics for part in parts))
+        names |= {name for name in wanted if context.find_topic(name) is not None}
         return GroupView(group, state, parts[0].membership.generation, len(members), tuple(sorted(names)))
 
     async def counts(self, group: str) -> GroupCounts:

@@ -105,7 +105,7 @@ from gateway.groups.machines.strategies.base import Partition, StrategyContext
 from gateway.groups.machines.strategies.registry import StrategyRegistry, installed
 from gateway.groups.machines.subscription import Subscription
 from gateway.groups.machines.table import GroupTable, document_bytes, settings_bytes
-from gateway.groups.protocol import GroupDescription, GroupView, MemberView
+from gateway.groups.protocol import GroupDescription, MemberView
 from gateway.routing.base import Routes
 from gateway.routing.tail_watcher import TailWatcher
 from store.clock import Clock
@@ -441,10 +441,6 @@ class Coordinator:
         self._context.leases_changed.all_happened()
 
     # ---- groups
-
-    def groups(self) -> list[GroupView]:
-        """See `Groups.groups`."""
-        return [self.looking.view(name) for name in self.looking.names()]
 
     def describe(self, group: str) -> GroupDescription:
         """See `Groups.describe`."""

@@ -47,6 +47,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
+from itertools import chain
 from types import MappingProxyType
 from typing import NamedTuple, assert_never
 
@@ -188,6 +189,7 @@ class Membership:
         self._notes: Mapping[str, bytes] = {}
         self._owned: dict[Partition, Ownership] = {}
         self._by_owner: dict[str, list[Partition]] | None = None  # the same, by member; None: to be made
+        self._topics: frozenset[str] | None = None  # of what is owned or aimed at; None: to be made
         self._by_target: dict[str, list[Partition]] | None = None  # likewise
         self._revoking_since_ms: dict[Partition, int] = {}
         self._asked: str | None = None  # the leader, until it has answered
@@ -217,6 +219,13 @@ class Membership:
     def assigned_count(self) -> int:
         """Partitions that a member owns, or shall own."""
         return max(len(self._owned), len(self._target))
+
+    @property
+    def topics(self) -> frozenset[str]:
+        """The topics of which a member owns a partition, or shall own one: of a pattern what it has found."""
+        if self._topics is None:
+            self._topics = frozenset(partition.topic for partition in chain(self._owned, self._target))
+        return self._topics
 
     def members(self) -> list[Member]:
         """All members, the longest first."""
@@ -541,6 +550,7 @@ class Membership:
     def apply(self, event: MembershipEvent, now_ms: int) -> None:
         """Change the state; the only way it changes, live or at start. What is revoked is what its owner shall not
         have; an event of one member looks at the partitions of that one alone: hundreds come and go together."""
+        self._topics = None
         match event:
             case MemberJoined():
                 subscription = Subscription(frozenset(event.topics), event.pattern, event.visible)

@@ -423,10 +423,13 @@ async def list_groups(session: Session, version: int, request: Message) -> Messa
     """The groups that the client may describe."""
     states = request.get("states_filter") or ()
     groups = []
-    async for view in few_a_turn(session.gateway.groups.groups(), per_turn=GROUPS_PER_TURN):
-        state = _STATES[view.state]
-        if session.may(Permission.DESCRIBE, group=view.group) and (not states or state in states):
-            groups.append({"group_id": view.group, "protocol_type": CONSUMER, "group_state": state})
+    async for name in few_a_turn(session.gateway.groups.names(), per_turn=GROUPS_PER_TURN):
+        if not session.may(Permission.DESCRIBE, group=name):
+            continue
+        with suppress(UnknownGroup):  # it was deleted meanwhile
+            state = _STATES[session.gateway.groups.view(name).state]
+            if not states or state in states:
+                groups.append({"group_id": name, "protocol_type": CONSUMER, "group_state": state})
     return {"groups": groups}
 
 

@@ -209,10 +209,9 @@ class _Builder:
         return dict(sorted(responses.items()))
 
     def _error_codes(self, route: Route, described: Operation) -> set[int]:
-        # Always: what is not HTTP, a page or a host name that is not served, a fault, a server that is starting.
-        codes = {400, 40301, 500, 50350, *described.errors}
-        if any(name in route.path for name in ("{group}", "{recurring}", "{schedule}")):
-            codes.add(50351)  # it belongs to another node of the cluster, which does not answer
+        # Always: what is not HTTP, a page or a host name that is not served, a fault, a server that is starting, and
+        # one in which too many bytes of answers wait.
+        codes = {400, 40301, 500, 50350, 50351, *described.errors}
         if route.permission is not Permission.PUBLIC:
             codes |= {40101, 42901}
             if route.method == "GET":

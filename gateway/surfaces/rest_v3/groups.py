@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Literal
 
 from aiohttp import web
@@ -23,6 +24,7 @@ from gateway.api.shapes.v3 import (
 from gateway.api.turns import few_a_turn
 from gateway.auth.access import Permission
 from gateway.errors import RequestError
+from gateway.groups.machines.errors import UnknownGroup
 from gateway.groups.protocol import GroupDescription, GroupState, GroupView, MemberView, PartitionLag
 from gateway.surfaces.http.answers import json_answer, list_answer
 from gateway.surfaces.http.caller import access_of, is_visible
@@ -43,8 +45,11 @@ async def list_groups(gateway: Gateway, request: web.Request, _: bytes) -> web.R
     """All consumer groups that the caller may describe."""
     to = links(gateway, request)
     access = access_of(request)
-    views = [view for view in gateway.groups.groups() if access.allows(Permission.DESCRIBE, group=view.group)]
-    rows = [_group_row(gateway, to, gateway.groups.describe(view.group)) for view in views]
+    rows = []
+    async for name in few_a_turn(gateway.groups.names()):
+        if access.allows(Permission.DESCRIBE, group=name):
+            with suppress(UnknownGroup):  # it was deleted meanwhile
+                rows.append(_group_row(gateway, to, gateway.groups.describe(name)))
     return json_answer(request, V3Groups(to.page("consumer-groups"), rows))
 
 

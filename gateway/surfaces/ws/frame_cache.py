@@ -219,18 +219,23 @@ async def _frame_cache(
     entries = [entry for entry in fetched.entries if entry.next_offset > offset and entry.base_offset < stop]
     stop = min(stop, fetched.next_offset)
     if wanted.form is Form.JSON and wanted.is_all:
-        lines, ends = await in_turns(_render_all(topic, partition, entries, offset, stop))
+        lines, ends = await in_turns(_render_all(topic, partition, entries, offset, stop), is_counted=True)
         assert not entries or (ends and ends[0] == offset + 1), f"{topic}:{partition}={offset} is missing"
         return cut_in_ranges(offset, stop, ends, lines, None, wanted.batch)
     if wanted.queues_begin is not None:
-        messages, payloads = await in_turns(_render_queues(topic, partition, entries, offset, stop, wanted))
+        messages, payloads = await in_turns(
+            _render_queues(topic, partition, entries, offset, stop, wanted), is_counted=True
+        )
     elif wanted.form is Form.JSON:
         messages = await in_turns(
-            render_records_in_steps(topic, partition, entries, None, start=offset, stop=stop, tag_filter=wanted.filter)
+            render_records_in_steps(topic, partition, entries, None, start=offset, stop=stop, tag_filter=wanted.filter),
+            is_counted=True,
         )
         payloads = None
     else:
-        messages, payloads = await in_turns(_render_binary(topic, partition, entries, offset, stop, wanted.filter))
+        messages, payloads = await in_turns(
+            _render_binary(topic, partition, entries, offset, stop, wanted.filter), is_counted=True
+        )
     if len(messages) > count_max:  # of a filtered stretch: the rest is read again
         del messages[count_max:]
         stop = _offset_of(messages[-1]) + 1

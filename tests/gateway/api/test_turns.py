@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterable
 import pytest
 
 from gateway.api import turns
-from gateway.api.turns import few_a_turn, in_turns
+from gateway.api.turns import STRETCH_S, few_a_turn, in_turns
 from store.turns import TURN_S, stretches
 
 
@@ -48,6 +48,28 @@ async def test_of_all_long_lists_a_few_items_are_gone_through_in_a_turn() -> Non
     await asyncio.gather(*(go_through(range(10)) for _ in range(8)), go_through(iter(range(10))))
     running.cancel()
     assert max(done.values()) == 3
+
+
+async def test_items_that_take_long_leave_others_their_turn_however_few_they_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    turn, now_s = 0, 0.0
+    done: Counter[int] = Counter()
+
+    async def other() -> None:
+        nonlocal turn
+        while True:
+            await asyncio.sleep(0)
+            turn += 1
+
+    monkeypatch.setattr(turns, "monotonic", lambda: now_s)
+    running = asyncio.ensure_future(other())
+    await asyncio.sleep(0)
+    async for _ in few_a_turn(range(9), per_turn=9):
+        now_s += 0.6 * STRETCH_S
+        done[turn] += 1
+    running.cancel()
+    assert list(done.values()) == [2, 2, 2, 2, 1]
 
 
 async def test_what_all_begin_in_a_turn_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ Covers gateway.cluster.etcd.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -132,6 +132,31 @@ async def test_a_token_that_has_expired_is_renewed(etcd: EtcdServer) -> None:
         store._token = "no such token"
         async with asyncio.timeout(PATIENCE_S), aclosing(store.watch("")) as watch:
             assert isinstance(await anext(watch), Listing)
+
+
+async def test_one_login_does_for_all_calls_that_an_etcd_without_tokens_refuses(
+    etcd: EtcdServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logins = 0
+    call_once = EtcdMetadata._call_once
+
+    async def counted(self: EtcdMetadata, path: str, body: Mapping[str, object]) -> dict[str, object]:
+        nonlocal logins
+        logins += path == "/v3/auth/authenticate"
+        return await call_once(self, path, body)
+
+    async with asyncio.timeout(PATIENCE_S), etcd_metadata(etcd) as store:
+        await change(store, "a", b"1")
+        monkeypatch.setattr(EtcdMetadata, "_call_once", counted)
+        store._token = "no such token"
+        values = await asyncio.gather(*(store.get("a") for _ in range(20)))
+        assert [value.data for value in values if value is not None] == 20 * [b"1"]
+        assert logins == 1
+        impatient = asyncio.create_task(store._log_in(store._token))
+        await asyncio.sleep(0)
+        impatient.cancel()
+        await store._log_in(store._token)
+        assert logins == 2, "who is gone takes no login from the others"
 
 
 async def test_a_change_whose_answer_is_lost_is_of_unknown_outcome() -> None:

@@ -5,10 +5,20 @@ from __future__ import annotations
 import hashlib
 import tracemalloc
 from array import array
+from random import Random
 
 import pytest
 
-from store.dedup.ids import DELAY, PRUNED_AT_ONCE, Columns, DedupIndex, Row, packed_index, packed_queue
+from store.dedup.ids import (
+    DELAY,
+    IDS_PER_DICT_MAX,
+    PRUNED_AT_ONCE,
+    Columns,
+    DedupIndex,
+    Row,
+    packed_index,
+    packed_queue,
+)
 from store.dedup.journal import decode_blocks, encode_block
 from store.errors import IdentityReused, TooManyIds
 from store.topics import TIMER_QUEUE
@@ -152,6 +162,43 @@ def test_what_leaves_the_window_together_goes_in_pieces_and_is_known_no_more_mea
     assert len(full) <= PRUNED_AT_ONCE
     with pytest.raises(TooManyIds):
         full.check_room(count + 1, after_ms)
+
+
+@pytest.mark.parametrize("dict_max", [1, 3, 4, 5, 100])
+def test_however_many_dicts_hold_the_ids_the_same_are_known(dict_max: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against a plain dict: ids of rows of 1 to `dict_max`, some again after their window, forgotten in pieces."""
+    monkeypatch.setattr("store.dedup.ids.IDS_PER_DICT_MAX", dict_max)
+    monkeypatch.setattr("store.dedup.ids.PRUNED_AT_ONCE", 3)
+    random = Random(dict_max)
+    known, plain = index(), dict[int, int]()
+    for now_ms in range(0, 6 * WINDOW_MS, 70):
+        forgotten = [number for number in range(60) if plain.get(number, -WINDOW_MS - 1) < now_ms - WINDOW_MS]
+        numbers = random.sample(forgotten, min(random.randint(1, dict_max), len(forgotten)))
+        known.add(row(now_ms, *numbers))
+        plain |= dict.fromkeys(numbers, now_ms)
+        alive = {number for number, time_ms in plain.items() if now_ms - time_ms <= WINDOW_MS}
+        assert set(found(known, now_ms, *range(60))) == alive
+        assert len(alive) <= len(known) <= len(plain)
+        assert max(map(len, known._ids)) <= dict_max
+    while known.prune(9 * WINDOW_MS):
+        pass
+    assert len(known) == 0
+    assert len(known._ids) == 1
+
+
+def test_a_million_ids_are_in_dicts_of_the_size_that_copies_in_a_turn() -> None:
+    known = index(ids_max=3 * IDS_PER_DICT_MAX)
+    each = IDS_PER_DICT_MAX // 5
+    rows = [Row(each * n, each * n, 0, QUEUE, [b"%016d" % id for id in range(each * n, each * (n + 1))], None, b"")
+            for n in range(6)]  # fmt: skip
+    for one in rows:
+        known.add(one)
+    assert [len(ids) for ids in known._ids] == [5 * each, each]
+    loaded = index(ids_max=3 * IDS_PER_DICT_MAX)
+    for columns in decode_blocks(b"".join(encode_block([one]) for one in rows)):
+        loaded.restore(columns)
+    asked = Identity(message_ids=[b"%016d" % id for id in (0, each, 5 * each - 1, 5 * each, 6 * each - 1, 6 * each)])
+    assert list(known.find(asked, 0)) == list(loaded.find(asked, 0)) == [0, 1, 2, 3, 4]
 
 
 MILLION = 1_000_000

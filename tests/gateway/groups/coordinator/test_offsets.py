@@ -213,7 +213,7 @@ async def test_a_deleted_group_is_forgotten_for_good() -> None:
         await made.groups.delete(G)
         await made.kill()
         await made.start()
-        assert (made.groups.groups(), made.groups.documents(G)) == ([], [])
+        assert (made.groups.names(), made.groups.documents(G)) == ([], [])
         with pytest.raises(UnknownGroup):
             await made.groups.delete(G)
         assert [m.value for m in (await made.groups.receive(G, wanting())).messages] == [b"1", b"2"]

@@ -105,12 +105,12 @@ async def test_a_partition_moves_when_its_owner_has_drained_committed_and_releas
         assert second.assigned == (), "it waits for the owner"
         told = await asyncio.wait_for(watching, WOKEN_S)
         (moving,) = named(told.revoking)
-        assert groups.groups()[0].state == "rebalancing"
+        assert groups.view(G).state == "rebalancing"
         await groups.commit(G, [OffsetCommit(*moving, 0)], key("m1", told))  # while it drains it may commit
         waiting = asyncio.ensure_future(groups.share_changed(G, "m2", second))
         await groups.release(G, key("m1", told), [TopicPartition(*moving)])
         assert named((await asyncio.wait_for(waiting, WOKEN_S)).assigned) == [moving]
-        assert groups.groups()[0].state == "stable"
+        assert groups.view(G).state == "stable"
         with pytest.raises(StaleGeneration):
             await groups.commit(G, [OffsetCommit(*moving, 1)], key("m1", told))
         await groups.commit(G, [OffsetCommit(*moving, 0)], key("m2", share_of(made, "m2")))
@@ -187,13 +187,17 @@ async def test_topics_that_come_grow_and_go_are_shared_out() -> None:
         await made.topic("unwanted", 1)
         await groups.stream.topics_changed()
         assert assigned(made, "m1") == [("orders", 0), ("other", 0)]
+        assert groups.view(G).topics == ("orders", "other"), "what the pattern found"
         await made.broker.grow_topic("other", 2)
         await groups.stream.topics_changed()
         assert assigned(made, "m1") == [("orders", 0), ("other", 0), ("other", 1)]
         await made.broker.delete_topic("orders")
+        assert groups.view(G).topics == ("other",)
         await groups.stream.topics_changed()
         await made.tick(0)
         assert assigned(made, "m1") == [("other", 0), ("other", 1)]
+        await groups.leave(G, key("m1", share_of(made, "m1")))
+        assert groups.view(G).topics == ()
 
 
 async def test_offsets_of_a_deleted_topic_are_forgotten_and_one_of_the_same_name_begins_anew() -> None:
@@ -358,8 +362,8 @@ async def test_in_a_broadcasting_group_everybody_has_everything_and_a_place_of_i
         await made.kill()
         await made.start()
         assert await made.groups.start_offset(G, P0, Start.FIRST, member_id="one") == 2
-        assert [view.group for view in made.groups.groups()] == [G]
-        assert made.groups.groups()[0].member_count == 1
+        assert made.groups.names() == [G]
+        assert made.groups.view(G).member_count == 1
 
 
 async def test_who_joins_a_broadcasting_group_without_a_name_leaves_no_place() -> None:

@@ -6,6 +6,7 @@ Covers gateway.routing.tail_watcher and gateway.surfaces.ws.merged too: what the
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 
 import orjson
@@ -21,6 +22,7 @@ from gateway.surfaces.ws.frame_cache import CACHE_BYTES_MAX, FrameCache, Wanted,
 from gateway.surfaces.ws.merged import Merged
 from gateway.surfaces.ws.protocol import FRAME_BYTES_TARGET
 from store.record_batch import Record, at_once
+from store.turns import TURN_S
 from store.types import Entry
 from tests.gateway.codec.test_texts import entry_of
 from tests.gateway.fake_broker import FakeBroker
@@ -126,6 +128,40 @@ async def test_a_filtered_subscription_gets_its_tags_only_and_credit_counts_thos
         await talk.quiet()
         await talk.say({"op": "permit", "sub": "s", "messages": 100})
         assert [message["offset"] for message in await talk.messages(6)] == [9, 11, 13, 15, 17, 19]
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [ALL, Wanted(Form.JSON, 4, parse_filter("tag:paid")), Wanted(Form.BINARY, 4)],
+    ids=["all", "some", "binary"],
+)
+async def test_of_many_reads_that_come_together_few_are_encoded_in_a_turn(
+    wanted: Wanted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a socket with a thousand partitions: each is one step, which by itself asks for no turn."""
+    gateway, _ = await filled(20, tag="paid")
+    turn, encoding_s = 0, 0.0
+    turns: Counter[int] = Counter()
+
+    async def other() -> None:
+        nonlocal turn
+        while True:
+            await asyncio.sleep(0)
+            turn += 1
+
+    def thread_time() -> float:  # asked for before a step and behind it
+        nonlocal encoding_s
+        encoding_s += 0.6 * TURN_S
+        turns[turn] += 1
+        return encoding_s
+
+    monkeypatch.setattr("gateway.api.turns.thread_time", thread_time)
+    running = asyncio.ensure_future(other())
+    caches = [frame_cache_of(gateway) for _ in range(9)]
+    await asyncio.gather(*(cache.read("orders", 16, 0, 0, wanted, count_max=1000) for cache in caches))
+    running.cancel()
+    assert sum(turns.values()) >= 9
+    assert max(turns.values()) <= 4, "two reads, before and behind each"
 
 
 async def test_all_who_wait_at_an_end_are_woken_by_one_read() -> None:
