@@ -146,6 +146,11 @@ CHECKPOINT_STEPS_MAX = 4
 """Times `checkpoint_log_bytes` that the log may grow by at most; what recovery may have to scan."""
 
 
+def flush_pauses_s(passed_s: float) -> float:
+    """How long the pauses of a flush may take, so long after the last one."""
+    return min(max(FLUSH_PAUSES_S, FLUSH_PAUSES_SHARE * passed_s), FLUSH_PAUSES_S_MAX)
+
+
 class Store:
     """One data directory. Made by `open`; belongs to the event loop that opened it."""
 
@@ -1164,10 +1169,8 @@ class Store:
         last = loop.time()
         while True:
             await asyncio.sleep(step_s)
-            passed_s = loop.time() - last
-            if self._is_checkpoint_due(passed_s):
-                pauses_s = max(FLUSH_PAUSES_S, FLUSH_PAUSES_SHARE * passed_s)
-                self._queues.pauses_s = min(pauses_s, FLUSH_PAUSES_S_MAX)
+            if self._is_checkpoint_due(passed_s := loop.time() - last):
+                self._queues.pauses_s = flush_pauses_s(passed_s)
                 await self._save_checkpoint()
                 last = loop.time()
 

@@ -26,7 +26,7 @@ from store.light_names import LightNames
 from store.limits import KiB, MiB
 from store.offline.index_rebuild import rebuild_index
 from store.offline.verify import verify
-from store.store import LIGHT_FORMAT, Store
+from store.store import LIGHT_FORMAT, Store, flush_pauses_s
 from store.topics import TIMER_QUEUE
 from store.types import Acks, Append, Appended, Bounds, Delay, QueueKey
 from tests.simdb import SimBatch, SimRdict, simulated_database
@@ -344,6 +344,14 @@ async def test_the_beginning_of_a_new_queue_is_not_searched_for(monkeypatch: pyt
         assert places == [(3, 3), (4, 4)]
         assert (read.max_offset, read.next_offset) == (5, 5)
         assert len(scanned) == 1, "for rows that the database may have before those in memory"
+
+
+@pytest.mark.parametrize(
+    ("passed_s", "pauses_s"),
+    [(0, 0.25), (1.25, 0.25), (1.26, 0.252), (4.99, 0.998), (5, 1.0), (5.01, 1.0), (9_999, 1.0)],
+)
+def test_a_flush_may_pause_for_a_part_of_the_time_since_the_last(passed_s: float, pauses_s: float) -> None:
+    assert flush_pauses_s(passed_s) == pytest.approx(pauses_s)
 
 
 async def test_many_rows_in_memory_make_a_checkpoint_due(monkeypatch: pytest.MonkeyPatch) -> None:
