@@ -125,8 +125,11 @@ FLUSHED_FILE_LOG_BYTES = 16 * KiB
 share of the journal. The log grows by so much more for each before the next checkpoint is due by its size."""
 
 FLUSH_PAUSES_S = 0.25
+FLUSH_PAUSES_SHARE = 0.2
+FLUSH_PAUSES_S_MAX = 1.0
 """How long a flush of the index in RocksDB may pause for the event loop: for rows of light queues, and again for those
-of partitions. What comes in must not get ahead of it."""
+of partitions. So much of the time since the last one, as what comes in must not get ahead of it, but this at least and
+at most: a stop, and the deletion of a topic, wait for one that is under way."""
 
 YIELD_TURNS_MAX = 5
 YIELD_S_MAX = 250e-6
@@ -141,6 +144,11 @@ LIGHT_FORMAT = 3
 
 CHECKPOINT_STEPS_MAX = 4
 """Times `checkpoint_log_bytes` that the log may grow by at most; what recovery may have to scan."""
+
+
+def flush_pauses_s(passed_s: float) -> float:
+    """How long the pauses of a flush may take, so long after the last one."""
+    return min(max(FLUSH_PAUSES_S, FLUSH_PAUSES_SHARE * passed_s), FLUSH_PAUSES_S_MAX)
 
 
 class Store:
@@ -1037,9 +1045,10 @@ class Store:
         max_offset = self.light_end(queue, name)
         count = min(max_records, UNITS_PER_LOOK_UP)
         units = self._light_rows().units(queue, name, offset, count) if offset < max_offset else []
-        if not units or units[0].offset > offset or units[0].partition_offset < self.bounds(queue).min_offset:
-            # At the end, or what it asks for is not there any more. Who follows the queue is never here but for the
-            # first: to look for where a queue begins takes longer than all else.
+        if not units or units[0].partition_offset < self.bounds(queue).min_offset:
+            # At the end, or retention took what it asks for. Who follows the queue is never here, not even for the
+            # first record, which is behind what it asked for: to look for where a queue begins takes longer than all
+            # else.
             bounds = self.light_bounds(queue, name)
             first = max(offset, bounds.min_offset)
             if first >= bounds.max_offset:
@@ -1160,7 +1169,8 @@ class Store:
         last = loop.time()
         while True:
             await asyncio.sleep(step_s)
-            if self._is_checkpoint_due(loop.time() - last):
+            if self._is_checkpoint_due(passed_s := loop.time() - last):
+                self._queues.pauses_s = flush_pauses_s(passed_s)
                 await self._save_checkpoint()
                 last = loop.time()
 

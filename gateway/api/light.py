@@ -14,7 +14,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from gateway.api.read import out_of_range
-from gateway.api.turns import few_a_turn, in_turns
+from gateway.api.turns import COUNTED_BYTES, few_a_turn, in_turns
 from gateway.auth.access import Access, Permission, forbidden
 from gateway.codec.records import parse_light_name, render_record
 from gateway.groups.protocol import Groups, LightPlace
@@ -27,6 +27,7 @@ from store.record_batch import (
     DecodedRecord,
     decode,
     decode_some,
+    is_compressed,
     record_count,
     record_starts,
     uncompressed,
@@ -244,6 +245,11 @@ class Rendering:
 
     async def _open(self, entry: Entry) -> _Opened:
         if (opened := self._kept(entry)) is not None:
+            return opened
+        batch = entry.batch
+        if len(batch) < COUNTED_BYTES and not is_compressed(batch):  # the usual push: to count it takes as long
+            opened = self._opened = _Opened(batch, list(decode(batch)), ())
+            self._entry = entry
             return opened
         async with self._opening:  # who waits finds it open
             if (opened := self._kept(entry)) is None:

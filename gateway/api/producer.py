@@ -31,7 +31,7 @@ from typing import NamedTuple, Protocol
 import orjson
 
 from gateway.api.errors import error_of
-from gateway.api.turns import in_turns
+from gateway.api.turns import COUNTED_BYTES, in_turns
 from gateway.brokers.base import ALONE, AnswerLost, Broker, PartlyStored, Scheduler
 from gateway.codec.columns import Columns
 from gateway.codec.opened import opened
@@ -92,10 +92,6 @@ from timer.schedule import ScheduleId, encode_schedule_id, encode_schedule_ids
 _SEQUENCE_MAX = 2**31 - 1  # after it, an idempotent producer's numbers begin again
 _BATCH_BYTES = 2 * KiB  # what a batch takes to check, however small it is
 _TURN_BYTES = 1 * MiB  # raw bytes that are checked between two turns of the event loop
-
-COUNTED_BYTES = 4 * KiB
-"""Of a raw batch, from which on the time to check it, 0.2 ms at worst, counts in its turn (store/turns.py). A smaller
-one takes less than the rest of its request."""
 
 
 class Receipt(NamedTuple):

@@ -9,6 +9,7 @@ from operator import length_hint
 from time import monotonic, thread_time
 from typing import TypeVar
 
+from store.limits import KiB
 from store.turns import others_turn, stretches
 
 T = TypeVar("T")
@@ -17,6 +18,9 @@ Result = TypeVar("Result")
 STRETCH_S = 0.005
 """What is done of one request between two turns of others, where its parts may take longer than most do."""
 
+COUNTED_BYTES = 4 * KiB
+"""Of a batch, from which on the time to check it, 0.2 ms at worst, or to open it counts in its turn (store/turns.py). A
+smaller one takes less than the rest of its request, or of its push."""
 
 ITEMS_PER_TURN = 64
 ACTS_PER_TURN = 8

@@ -15,7 +15,9 @@ A cycle that was in use in the moment of a look is found by the thaw. Those are 
 objects that stay, and what is in use then is what a few requests hold.
 
 Even to count what is frozen takes 100 ms a million, in which nothing else runs. So it is not counted before as many
-blocks of memory came into being as objects would have to.
+objects came into being as there would have to be, and as many blocks of memory. The first is what the collector counts
+to know when to look: never less than what they have become more by, but with time any number. The second is exact, but
+many blocks are no objects.
 """
 
 from __future__ import annotations
@@ -62,8 +64,16 @@ def calm_collector() -> None:
     gc.callbacks.append(_freeze_what_is_left)
 
 
+class _Came:
+    """Objects that came since the start, less those that have gone: at each look, as many as the collector counted."""
+
+    count = 0
+
+
 def _freeze_what_is_left(phase: str, info: dict[str, int]) -> None:
-    if phase == "stop":
+    if phase == "start":
+        _Came.count += gc.get_count()[0]
+    else:
         gc.freeze()
 
 
@@ -77,20 +87,24 @@ class Thawing:
 
     def __init__(self) -> None:
         self._count = gc.get_freeze_count()  # when it was looked at last
-        self._block_count = sys.getallocatedblocks()  # when it was counted last
+        self._came_count = _Came.count  # when it was counted last
+        self._block_count = sys.getallocatedblocks()  # ... and then
 
     def look(self, *, is_idle: bool) -> bool:
         """Thaw and look if it is time; whether it was. Everything stands still meanwhile."""
         least = max(GROWN_IDLE, self._count // 10) if is_idle else max(GROWN_BUSY_MIN, self._count)
         block_count = sys.getallocatedblocks()
-        if block_count - self._block_count < least:
+        if min(block_count - self._block_count, _Came.count - self._came_count) < least:
             self._block_count = min(self._block_count, block_count)
             return False
-        self._block_count = block_count
+        self._note()
         if gc.get_freeze_count() - self._count < least:
             return False
         gc.unfreeze()
         gc.collect()
         self._count = gc.get_freeze_count()
-        self._block_count = sys.getallocatedblocks()
+        self._note()
         return True
+
+    def _note(self) -> None:
+        self._came_count, self._block_count = _Came.count, sys.getallocatedblocks()

@@ -160,9 +160,15 @@ async def inboxes_part(options: Options) -> list[Row]:
     name = f"{count:,} sockets, each on its own inbox"
     memory = [one.socket_bytes / KiB for one in found]
     rows = [Row(f"memory of a socket, {name}", "KiB", memory, goal=Goal(at_most=32))]
+    late_ms = max(one.latency.send_late_p99_ms for one in found)
+    notes = {
+        "p50": "; ".join(one.sending.cores for one in found),
+        "p99": f"of which the client late by {late_ms:.3g} ms",
+    }
     for percent, goal in (("p50", None), ("p99", Goal(at_most=30))):
         values = [getattr(one.latency, f"{percent}_ms") for one in found]
-        rows.append(Row(f"POST to push, {percent}, {RATE:,} durable sends/s, {name}", "ms", values, goal=goal))
+        work = f"POST to push, {percent}, {RATE:,} durable sends/s, {name}"
+        rows.append(Row(work, "ms", values, goal=goal, note=notes[percent]))
     return rows
 
 

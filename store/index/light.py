@@ -170,6 +170,7 @@ class LightRows:
         self._flushing: list[_Rows] = []  # of flushes that have not ended well, oldest first
         self._appended: list[_Appended] = []  # what made `_pending`
         self._row_count = 0  # in `_pending`
+        self._flushing_row_count = 0
         self._flushing_bytes = 0
         self.added_count = 0
         """Rows that came since the start."""
@@ -307,6 +308,7 @@ class LightRows:
         are readable as before; `finish_flush` says that they are written."""
         left = [appended for appended in self._appended if appended.position >= checkpoint]
         if self._pending:
+            self._flushing_row_count += self._row_count
             self._flushing_bytes += self._pending_bytes
             self._flushing.append(self._pending)
             self._pending, self._appended, self._row_count = {}, [], 0
@@ -320,7 +322,8 @@ class LightRows:
         database = self._database()
         if work:
             database.make_light()
-        for chunk in with_pauses(self._chunks(work, checkpoint), pauses_s):
+        piece_count = -(-(self._flushing_row_count + sum(map(len, work))) // self._batch_rows_max)
+        for chunk in with_pauses(self._chunks(work, checkpoint), pauses_s, piece_count):
             database.write_patiently(_Put(database, chunk))
 
     def _chunks(self, work: Sequence[_Rows], checkpoint: int) -> Iterator[list[_Piece]]:
@@ -344,7 +347,7 @@ class LightRows:
     def finish_flush(self, work: Sequence[_Rows]) -> None:
         """What was written is read from the database from now on."""
         self._flushing = self._flushing[len(work) :]
-        self._flushing_bytes = 0
+        self._flushing_row_count = self._flushing_bytes = 0
 
     def remove(self, entries: Iterable[Entry]) -> None:
         """Free the rows of entries that are about to expire, oldest first, and the ends of queues that have no other.

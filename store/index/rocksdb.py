@@ -491,7 +491,8 @@ class RocksDbConsumeQueues(ConsumeQueues):
         work.sort(key=_prefix)  # neighbours in the order of keys are put in faster
         bounds = _bound_rows(work, begun)
         chunk: list[_Stretch] = []
-        for following in with_pauses(_chunks(work, BATCH_ROWS_MAX), pauses_s):
+        row_count = sum([queue.pending[count - 1].next_offset - queue.pending[0].base_offset for queue, count in work])
+        for following in with_pauses(_chunks(work, BATCH_ROWS_MAX), pauses_s, -(-row_count // BATCH_ROWS_MAX)):
             if chunk:
                 database.write_patiently(partial(_put_rows, chunk))
             chunk = following

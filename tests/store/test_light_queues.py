@@ -21,11 +21,12 @@ from store.files import OsFiles
 from store.index import light as light_index
 from store.index import pauses
 from store.index.opening import ROCKSDB_DIRECTORY, open_kind
+from store.index.rocksdb import _Database
 from store.light_names import LightNames
-from store.limits import KiB
+from store.limits import KiB, MiB
 from store.offline.index_rebuild import rebuild_index
 from store.offline.verify import verify
-from store.store import LIGHT_FORMAT, Store
+from store.store import LIGHT_FORMAT, Store, flush_pauses_s
 from store.topics import TIMER_QUEUE
 from store.types import Acks, Append, Appended, Bounds, Delay, QueueKey
 from tests.simdb import SimBatch, SimRdict, simulated_database
@@ -321,6 +322,36 @@ async def test_a_flush_writes_few_rows_at_a_time_with_pauses_and_the_end_of_a_qu
     counts = {light_index.end_key(queue, name): len(rows) for name, rows in before.items()}
     assert sum(counts.values()) == sum(map(len, names))
     assert ends.keys() == counts.keys()
+
+
+async def test_the_beginning_of_a_new_queue_is_not_searched_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first record is behind what its reader waits for."""
+    scanned: list[bytes] = []
+    scan = _Database.light_rows
+
+    def light_rows(self: _Database, first: bytes, end: bytes, count: int) -> list[tuple[bytes, bytes]]:
+        scanned.append(first)
+        return scan(self, first, end, count)
+
+    async with a_store() as (_, store, queue):
+        await send(store, queue, [b"a"], [b"b"])
+        await store._save_checkpoint()
+        waits_at = store.light_end(queue, b"new")
+        await send(store, queue, [b"a"], [b"new"], [b"new"])
+        monkeypatch.setattr(_Database, "light_rows", light_rows)
+        read = await store.read_light(queue, b"new", waits_at, max_records=10, max_bytes=MiB)
+        places = [(record.offset, record.entry.base_offset + record.record_index) for record in read.records]
+        assert places == [(3, 3), (4, 4)]
+        assert (read.max_offset, read.next_offset) == (5, 5)
+        assert len(scanned) == 1, "for rows that the database may have before those in memory"
+
+
+@pytest.mark.parametrize(
+    ("passed_s", "pauses_s"),
+    [(0, 0.25), (1.25, 0.25), (1.26, 0.252), (4.99, 0.998), (5, 1.0), (5.01, 1.0), (9_999, 1.0)],
+)
+def test_a_flush_may_pause_for_a_part_of_the_time_since_the_last(passed_s: float, pauses_s: float) -> None:
+    assert flush_pauses_s(passed_s) == pytest.approx(pauses_s)
 
 
 async def test_many_rows_in_memory_make_a_checkpoint_due(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,11 +10,11 @@ from secrets import randbits
 from time import monotonic
 from typing import NamedTuple
 
-from gateway.api.producer import COUNTED_BYTES, Begun, Receipt, TooLong
+from gateway.api.producer import Begun, Receipt, TooLong
 from gateway.api.read import Tail
 from gateway.api.tasks import when_set
 from gateway.api.topics import delete_before
-from gateway.api.turns import ITEMS_PER_TURN, few_a_turn
+from gateway.api.turns import COUNTED_BYTES, ITEMS_PER_TURN, few_a_turn
 from gateway.auth.access import Permission
 from gateway.errors import RequestError
 from gateway.routing.base import UnknownPartition

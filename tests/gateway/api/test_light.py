@@ -11,6 +11,7 @@ import pytest
 
 from gateway.api import light
 from gateway.api.light import Rendering
+from gateway.api.turns import COUNTED_BYTES
 from gateway.codec.records import split_lines
 from store import record_batch
 from store.limits import HEADER_COUNT_MAX
@@ -70,9 +71,24 @@ async def test_an_entry_is_opened_once_for_all_who_come_meanwhile(opened: list[i
     rendering, entry = Rendering(), entry_of(batch_of(PIECE_RECORDS + 1))
     await asyncio.gather(*(read(rendering, entry, range(number, number + 2)) for number in range(5)))
     assert opened == [PIECE_RECORDS + 1]
-    other = entry_of(batch_of(1), position=1)
+    other = entry_of(batch_of(PIECE_RECORDS), position=1)
     assert len(await read(rendering, other, range(1))) == 1
-    assert opened == [PIECE_RECORDS + 1, 1]
+    assert opened == [PIECE_RECORDS + 1, PIECE_RECORDS]
+
+
+@pytest.mark.parametrize(("size", "is_packed", "is_counted"), [
+    (COUNTED_BYTES - 1, False, False), (COUNTED_BYTES, False, True), (COUNTED_BYTES, True, True),
+])  # fmt: skip
+async def test_opening_a_small_entry_does_not_count_in_the_turn(
+    opened: list[int], size: int, is_packed: bool, is_counted: bool
+) -> None:
+    value = b"x" * (size - len(record_batch.encode([Record(None, b"x" * 2_000, 1)])) + 2_000)
+    batch = record_batch.encode([Record(None, value, 1)])
+    assert len(batch) == size
+    entry = entry_of(record_batch.zstd_packed(batch, level=3) if is_packed else batch)
+    [shown] = await read(Rendering(), entry, range(1))
+    assert shown["value_text"] == value.decode()
+    assert opened == [1] * is_counted
 
 
 async def test_no_headers_are_looked_at_but_those_of_the_records_that_are_read(monkeypatch: pytest.MonkeyPatch) -> None:

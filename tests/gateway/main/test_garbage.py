@@ -76,12 +76,13 @@ def test_a_busy_server_thaws_when_there_is_twice_as_much(monkeypatch: pytest.Mon
     monkeypatch.setattr(gc, "get_freeze_count", lambda: count)
     block_count = 0
     monkeypatch.setattr(sys, "getallocatedblocks", lambda: block_count)
+    monkeypatch.setattr(garbage._Came, "count", 0)
     monkeypatch.setattr(gc, "unfreeze", lambda: None)
     monkeypatch.setattr(gc, "freeze", lambda: None)
     thawing = Thawing()
-    count, block_count = 6 * GROWN_BUSY_MIN - 1, 3 * GROWN_BUSY_MIN
+    count, block_count, garbage._Came.count = 6 * GROWN_BUSY_MIN - 1, 3 * GROWN_BUSY_MIN, 3 * GROWN_BUSY_MIN
     assert not thawing.look(is_idle=False)
-    count, block_count = count + 1, 6 * GROWN_BUSY_MIN
+    count, block_count, garbage._Came.count = count + 1, 6 * GROWN_BUSY_MIN, 6 * GROWN_BUSY_MIN
     assert thawing.look(is_idle=False)
 
 
@@ -107,6 +108,7 @@ def test_what_is_frozen_is_not_counted_while_memory_stays(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(gc, "get_freeze_count", count)
     monkeypatch.setattr(sys, "getallocatedblocks", lambda: block_count)
+    monkeypatch.setattr(garbage._Came, "count", 0)
     thawing = Thawing()
     for step in (0, -5 * GROWN_IDLE, 3 * GROWN_IDLE, GROWN_IDLE):
         block_count += step
@@ -114,6 +116,7 @@ def test_what_is_frozen_is_not_counted_while_memory_stays(monkeypatch: pytest.Mo
         assert not thawing.look(is_idle=False)
     assert counted == 1, "at the beginning"
     block_count += 3 * GROWN_BUSY_MIN
+    garbage._Came.count += 3 * GROWN_BUSY_MIN
     assert not thawing.look(is_idle=True)
     assert counted == 2
     assert not thawing.look(is_idle=True)
@@ -130,3 +133,31 @@ def test_the_collector_is_off_within_the_block_and_then_as_before(was_enabled: b
         assert gc.isenabled() is was_enabled
     finally:
         (gc.enable if before else gc.disable)()
+
+
+@pytest.mark.usefixtures("calm")
+def test_what_is_frozen_is_not_counted_for_blocks_that_are_no_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    """15,000 sockets: a million blocks came, and for each million of them the loop stood still for what is frozen to be
+    counted."""
+    monkeypatch.setattr(garbage, "GROWN_BUSY_MIN", 20_000)
+    counted = 0
+    count_frozen = gc.get_freeze_count
+
+    def count() -> int:
+        nonlocal counted
+        counted += 1
+        return 10_000
+
+    monkeypatch.setattr(gc, "get_freeze_count", count)
+    thawing = Thawing()
+    kept = [(b"%d" % number) * 2 for number in range(50_000)]
+    garbage.look_at_young()
+    assert not thawing.look(is_idle=False)
+    assert counted == 1, "at the beginning"
+    before = count_frozen()
+    objects = [[number] for number in kept]
+    garbage.look_at_young()
+    assert count_frozen() - before > 20_000
+    assert not thawing.look(is_idle=False)
+    assert counted == 2, "so many objects there may be"
+    del objects

@@ -9,9 +9,9 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.api.producer import COUNTED_BYTES, TooLong
+from gateway.api.producer import TooLong
 from gateway.api.read import Tail
-from gateway.api.turns import ITEMS_PER_TURN
+from gateway.api.turns import COUNTED_BYTES, ITEMS_PER_TURN
 from gateway.auth.access import NOBODY, OPEN, Access
 from gateway.settings.kafka import KafkaListener
 from gateway.surfaces.http.answer_memory import Allowance
