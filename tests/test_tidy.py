@@ -10,6 +10,7 @@ import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 TESTS = REPOSITORY / "tests"
@@ -151,10 +152,22 @@ def files_of_tests() -> Iterator[Path]:
     yield from sorted(TESTS.rglob("*.py"))
 
 
+class Used(NamedTuple):
+    """What a file of the tests imports and names, and its lines with `time.sleep`."""
+
+    modules: set[str]
+    words: set[str]
+    sleeps: list[int]
+
+
 @cache
-def nodes_of_tests() -> dict[Path, list[ast.AST]]:
-    """Every file of the tests, parsed, as a list of its nodes."""
-    return {path: list(ast.walk(ast.parse(path.read_text()))) for path in files_of_tests()}
+def used_by_tests() -> dict[Path, Used]:
+    """What is asked of each file; not its tree, which every later collection of garbage would look at."""
+    found = {}
+    for path in files_of_tests():
+        nodes = list(ast.walk(ast.parse(path.read_text())))
+        found[path] = Used({*imported_modules(nodes)}, {*words(nodes)}, [*calls(nodes, "time", "sleep")])
+    return found
 
 
 def imported_modules(nodes: list[ast.AST]) -> Iterator[str]:
@@ -226,7 +239,7 @@ def test_every_module_says_what_it_is() -> None:
 
 
 def test_every_module_has_a_test() -> None:
-    imported = {name for nodes in nodes_of_tests().values() for name in imported_modules(nodes)}
+    imported = {name for used in used_by_tests().values() for name in used.modules}
     modules = {module_name(path) for path in source_files() if path.name != "__init__.py"}
     untested = {module for module in modules if not is_tested(module, imported)}
     without = sorted(untested - TESTED_THROUGH_OTHERS.keys())
@@ -237,7 +250,7 @@ def test_every_module_has_a_test() -> None:
 
 
 def test_every_fixed_limit_is_used_in_a_test() -> None:
-    used = {word for nodes in nodes_of_tests().values() for word in words(nodes)}
+    used = {word for one in used_by_tests().values() for word in one.words}
     limits = {limit for path in source_files() if path.name == "limits.py" for limit in limits_of(path)}
     assert len(limits) >= 10
     unused = sorted(name for name, same in limits if not {name, same} & used)
@@ -257,9 +270,9 @@ def test_no_file_names_a_path_of_one_machine() -> None:
 def test_no_test_sleeps_outside_e2e() -> None:
     found = [
         f"{path.relative_to(TESTS)}:{line}"
-        for path, nodes in nodes_of_tests().items()
+        for path, used in used_by_tests().items()
         if "e2e" not in path.parts
-        for line in calls(nodes, "time", "sleep")
+        for line in used.sleeps
     ]
     assert found == []
 

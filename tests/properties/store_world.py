@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import cycle
 from operator import add
 from random import Random
@@ -126,6 +126,12 @@ class Sent:
     position: int | None = None
     light_offsets: Sequence[int] | None = None  # once they were shown
 
+    def copy(self) -> Sent:
+        """As `dataclasses.replace`, in a third of the time: there are many."""
+        return Sent(
+            self.queue, self.base_offset, self.record_count, self.batch, self.light, self.position, self.light_offsets
+        )
+
 
 LightQueue = tuple[QueueKey, bytes]
 
@@ -180,7 +186,7 @@ class Model:
     def copy(self) -> Model:
         """A model that changes on its own; topics are values and may be shared."""
         return Model(
-            [replace(sent) for sent in self.log],
+            [sent.copy() for sent in self.log],
             self.acked_count,
             self.durable_count,
             self.aged_count,
