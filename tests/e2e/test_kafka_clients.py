@@ -348,8 +348,7 @@ async def test_librdkafka_s_c_tool_while_the_server_and_one_of_its_members_are_k
         assert len(found) == NUMBERS == found.total()  # each number once
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize("version", [JAVA_3, JAVA_4])
+@pytest.mark.parametrize("version", [pytest.param(JAVA_3, marks=pytest.mark.matrix), JAVA_4])
 async def test_java_produces_consumes_and_administers(version: str, tmp_path: Path) -> None:
     java = await _had(lambda: _java(version))
     async with serving_kafka(tmp_path) as kafka:
