@@ -147,6 +147,30 @@ async def test_who_waits_at_the_end_is_woken_on_the_new_broker() -> None:
         watch.close()
 
 
+async def test_who_is_behind_is_not_left_where_another_node_s_segment_ends() -> None:
+    """A partition that has come from n2, and a node that begins to follow n2 when another partition goes there: n2 then
+    tells where each of its queues ends, the sealed one among them."""
+    async with asyncio.timeout(WOKEN_S), cluster(partitions=2, is_remote=True) as made:
+        node, topic_id = made.nodes["n1"], made.topic.topic_id
+        for number, to in enumerate(("n2", "n1", "n1")):
+            await made.send("n1", b"%d" % number)
+            await node.mover.move(topic_id, 0, to)
+            await until(lambda to=to: node.routes.broker_name(TOPIC, 0) == to)  # type: ignore[misc]
+        watch = node.watcher.watch_topic(TOPIC, lambda: None)
+        node.watcher.watch(TOPIC, 0, 3, lambda: None)()  # a reader that is ahead, and goes away
+        await node.mover.move(topic_id, 1, "n2")
+        await until(lambda: node.routes.broker_name(TOPIC, 1) == "n2")
+        watch.changed()
+        await until(lambda: 0 in watch.changed())  # n2 has told its ends
+        segment = node.routes.chain(TOPIC, 0)[1]
+        assert (segment.broker.name, segment.logical_start, segment.physical_end) == ("n2", 1, 1)
+        assert not node.watcher.is_end(TOPIC, 0, 2)
+        woken = asyncio.Event()
+        node.watcher.watch(TOPIC, 0, 2, woken.set)
+        await woken.wait()
+        watch.close()
+
+
 async def test_a_move_that_was_left_anywhere_is_taken_up_with_any_target() -> None:
     """Cut off before each of its calls in turn, and finished by another node. Meanwhile it says where it is."""
     steps: list[str] = []
