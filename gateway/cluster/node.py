@@ -961,7 +961,7 @@ class ClusterNode:
     @property
     def own_move_count(self) -> int:
         """How many moves this node makes now."""
-        return len(self._mover.moves)
+        return self._mover.move_count
 
     async def take_over(self, topic: str, partition: int, to: str | None) -> Known:
         """Go on with a partition without its broker, which is not there, on another one (None: the one with the fewest
@@ -1095,7 +1095,7 @@ class ClusterNode:
         due: list[tuple[int, int, str]] = []
         for at, known in sorted(owned.items()):  # shards first
             owner, broker = known.record.owner, known.record.open_segment.broker
-            if broker not in self.kafka or at in self._mover.moves or at in self._taking or at in self._giving:
+            if broker not in self.kafka or self._mover.is_moving(*at) or at in self._taking or at in self._giving:
                 continue
             if owner == self.name:
                 is_due = not self._mover.is_at(*at, known.record, broker)
@@ -1184,7 +1184,7 @@ class ClusterNode:
 
     async def _verify_kafka(self) -> None:
         for (topic_id, partition), known in self._follower.on_kafka().items():
-            if known.record.owner == self.name and (topic_id, partition) not in self._mover.moves:
+            if known.record.owner == self.name and not self._mover.is_moving(topic_id, partition):
                 with suppress(MoveConflict, MetadataError, StoreError, UnknownBroker, ValueError):
                     if self._mover.unverified_end(topic_id, partition, known.record) is not None:
                         self._follower.note(topic_id, partition, await self._mover.verify(topic_id, partition))

@@ -91,6 +91,39 @@ async def test_moves_are_counted_by_how_they_ended_and_their_pauses_with_them() 
         made.metadata.compare_and_set = written  # type: ignore[method-assign]
 
 
+async def test_of_two_moves_of_one_partition_each_says_by_itself_where_it_is_and_how_it_ended() -> None:
+    """The first is cut off from the old broker behind its intent; the second takes it up, and is done before that
+    ends."""
+    async with cluster() as made:
+        mover, topic_id = made.nodes["n3"].mover, made.topic.topic_id
+        is_sealing, is_lost = asyncio.Event(), asyncio.Event()
+
+        class CutOff:
+            def __getattr__(self, call: str) -> object:
+                return getattr(made.broker_named("n1"), call)
+
+            async def leave_queue(self, *_: object, **__: object) -> NoReturn:
+                is_sealing.set()
+                await is_lost.wait()
+                raise BrokerUnreachable("cut off")
+
+        cut_off = CutOff()
+        mover._broker_named = (  # type: ignore[assignment]
+            lambda name: cut_off if name == "n1" and not is_sealing.is_set() else made.broker_named(name)
+        )
+        first = asyncio.create_task(mover.move(topic_id, 0, "n2"))
+        await is_sealing.wait()
+        assert (mover.moves[topic_id, 0].step, mover.move_count) == ("seal", 1)
+        await mover.move(topic_id, 0, "n2")
+        assert (mover.moves[topic_id, 0].step, mover.move_count) == ("seal", 1), "the first one goes on"
+        assert mover.is_moving(topic_id, 0)
+        is_lost.set()
+        with pytest.raises(BrokerUnreachable):
+            await first
+        assert dict(mover.stats.outcomes) == {"done": 1, "left": 1}
+        assert (mover.moves, mover.move_count, mover.is_moving(topic_id, 0)) == ({}, 0, False)
+
+
 def id_of(value: bytes) -> Identity:
     return Identity(message_ids=[value.rjust(ID_BYTES, b".")])
 
