@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from gateway.cluster.mover import Step
 from gateway.routing.base import Routes
+from store.data_format import VERSION as DATA_VERSION
 
 
 class MemberView(Protocol):
@@ -136,6 +137,10 @@ class Cluster(Protocol):
         StillThere, Unavailable."""
         ...
 
+    def kafka_of(self, topic_id: int, partition: int) -> str | None:
+        """The Kafka cluster on which a partition is, whichever node owns it; None: on none."""
+        ...
+
     def owned_on_kafka(self) -> Mapping[str, int]:
         """How many partitions and shards on Kafka clusters each node owns."""
         ...
@@ -182,9 +187,18 @@ ALONE_NUMBER = 0
 """The number of the broker of a server that is alone."""
 
 
-def broker_numbers(cluster: Cluster | None) -> list[int]:
+def listed(cluster: Cluster, routes: Routes) -> list[MemberView]:
+    """The brokers that lists have: all, but nodes without a store that are away and of which nothing is left: others
+    own what they had on Kafka clusters, and no newer data format waits for them."""
+    gone = {name for name in cluster.members if cluster.is_gone(name)}
+    if gone:
+        gone -= {*cluster.owned_on_kafka(), *routes.lacking(DATA_VERSION)}
+    return [member for name, member in cluster.members.items() if name not in gone]
+
+
+def broker_numbers(cluster: Cluster | None, routes: Routes) -> list[int]:
     """The numbers of all brokers, for APIs that count them."""
-    return [ALONE_NUMBER] if cluster is None else sorted(member.number for member in cluster.members.values())
+    return [ALONE_NUMBER] if cluster is None else sorted(member.number for member in listed(cluster, routes))
 
 
 def own_number(cluster: Cluster | None) -> int:

@@ -50,16 +50,26 @@ def plan_drain(on: Mapping[str, Sequence[Partition]], name: str, takers: Collect
 
 def plan_share(on: Mapping[str, Sequence[Partition]], name: str, takers: Collection[str], limit: int) -> Plan:
     """Have as many partitions on a broker as each taker would have of all: those of the fullest takers go to it."""
-    left = {taker: list(on.get(taker, ())) for taker in sorted(takers) if taker != name}
-    share = sum(map(len, on.values())) // (len(left) + 1)
+    left = {taker: list(on.get(taker, ())) for taker in takers}
+    counts = {broker: len(partitions) for broker, partitions in on.items()}
     moves: list[PlannedMove] = []
     total = 0
-    for _ in range(share - len(on.get(name, ()))):
-        source = max(left, key=lambda taker: len(left[taker]), default=name)
-        if source == name or len(left[source]) <= share:
-            break
+    while (source := fullest(counts, name, takers)) is not None:
         topic, partition = left[source].pop()
+        counts[source] -= 1
+        counts[name] = counts.get(name, 0) + 1
         total += 1
         if len(moves) < limit:
             moves.append(PlannedMove(topic, partition, source, name))
     return Plan(moves, total)
+
+
+def fullest(counts: Mapping[str, int], name: str, takers: Collection[str]) -> str | None:
+    """The taker of which a broker takes the next one, so that it has its share: all, by the takers and itself, rounded
+    down. None: it has it, or no taker has more than that."""
+    others = sorted({*takers} - {name})
+    share = sum(counts.values()) // (len(others) + 1)
+    source = max(others, key=lambda taker: counts.get(taker, 0), default=None)
+    if source is None or counts.get(name, 0) >= share or counts.get(source, 0) <= share:
+        return None
+    return source

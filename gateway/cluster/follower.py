@@ -111,6 +111,14 @@ class ChainFollower:
         """The records of the partitions whose open segment is on a Kafka cluster, and that do not move."""
         return {_named(key): known for key, known in self._on_kafka.items()}
 
+    def kafka_of(self, topic_id: int, partition: int) -> str | None:
+        """The Kafka cluster on which the open segment of a partition is, whichever node owns it; None: on none."""
+        key = key_of(topic_id, partition)
+        if (known := self._on_kafka.get(key) or self._moving.get(key)) is None:
+            return None
+        last = known.record.open_segment
+        return None if last.pid is None else last.broker
+
     def _forget(self, key: str) -> None:
         self._values.pop(key, None)
         self.system_owners.pop(_named(key), None)

@@ -21,7 +21,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from time import monotonic
 from typing import Any, Literal, NamedTuple
@@ -76,6 +76,17 @@ class Move(NamedTuple):
     to: str
     step: Step
     since_ms: int
+
+
+@dataclass(slots=True, eq=False)
+class _Making:
+    """A move that a mover makes: of which partition (topic id and number), and what it is at."""
+
+    place: tuple[int, int]
+    move: Move
+
+    def at(self, step: Step) -> None:
+        self.move = self.move._replace(step=step)
 
 
 class Known(NamedTuple):
@@ -168,10 +179,22 @@ class Mover:
         self._clock = clock
         self._home = home
         self._own = own
-        self.moves: dict[tuple[int, int], Move] = {}
-        """Those that this mover makes now, by topic id and partition."""
-
+        self._making: list[_Making] = []  # now; of one partition there may be several, the latest last
         self.stats = MoveStats()
+
+    @property
+    def moves(self) -> dict[tuple[int, int], Move]:
+        """Those that this mover makes now, by topic id and partition; of several of one partition the latest."""
+        return {making.place: making.move for making in self._making}
+
+    @property
+    def move_count(self) -> int:
+        """How many it makes now."""
+        return len(self._making)
+
+    def is_moving(self, topic_id: int, partition: int) -> bool:
+        """Whether it moves a partition now."""
+        return any(making.place == (topic_id, partition) for making in self._making)
 
     async def known(self, topic_id: int, partition: int) -> Known:
         """The record of a partition as of now. Raises Unavailable, ValueError for one that is not understood."""
@@ -192,14 +215,17 @@ class Mover:
         known = await self.known(topic_id, partition)
         if known.record.to is None and self.is_at(topic_id, partition, known.record, to):
             return known
+        begun = Move(known.record.open_segment.broker, to, "warm", self._clock.now_ms())
+        making = _Making((topic_id, partition), begun)
+        self._making.append(making)
         try:
-            return await self._move(topic_id, partition, known, to, slot)
+            return await self._move(known, to, slot, making)
         except MoveConflict:
             self.stats.outcomes["conflict"] += 1
             raise
         except BaseException as error:
-            at = self.moves.get((topic_id, partition))
-            if at is None or at.step == "warm":
+            at = making.move
+            if at.step == "warm":
                 self.stats.outcomes["failed"] += 1
                 raise
             self.stats.outcomes["left"] += 1
@@ -210,7 +236,7 @@ class Mover:
             )  # fmt: skip
             raise
         finally:
-            self.moves.pop((topic_id, partition), None)
+            self._making.remove(making)
 
     async def begin(self, topic_id: int, partition: int, to: str) -> Known:
         """Have a record of a partition that has none, and that no node has a queue for: it begins on a Kafka cluster,
@@ -248,13 +274,8 @@ class Mover:
         broker = self._broker_named(to)
         return not isinstance(broker, KafkaBroker) or broker.serves(queue_of(topic_id, partition, record.open_segment))
 
-    async def _move(self, topic_id: int, partition: int, known: Known, to: str, slot: Slot | None) -> Known:
-        since_ms = self._clock.now_ms()
-
-        def at(step: Step) -> None:
-            self.moves[topic_id, partition] = Move(known.record.open_segment.broker, to, step, since_ms)
-
-        at("warm")
+    async def _move(self, known: Known, to: str, slot: Slot | None, making: _Making) -> Known:
+        topic_id, partition = making.place
         begun = move.intent(known.record, to)
         last = begun.open_segment
         source, target = self._broker_named(last.broker), self._broker_named(to)
@@ -271,10 +292,10 @@ class Mover:
                 await _tell(source, own, target, queue, segment.start - segment.physical, 0)
             position = await _tell(source, leaving_queue, target, queue, shift, 0)
         leaving, coming = await self._next_fences(topic_id, partition, last, source, target)
-        at("intent")
+        making.at("intent")
         paused_s = monotonic()
         revision = await self._set(topic_id, partition, known.revision, begun, {leaving, coming}, slot=slot)
-        at("seal")
+        making.at("seal")
         part: ExportedIds | None = None
         if isinstance(source, KafkaBroker):
             assert leaving is not None
@@ -285,7 +306,7 @@ class Mover:
         is_same = coming is not None and coming == leaving
         if not is_same:
             await _tell(source, leaving_queue, target, queue, shift, position, part)  # what came since
-        at("commit")
+        making.at("commit")
         place: dict[str, Any]
         if isinstance(target, KafkaBroker):
             assert coming is not None

@@ -16,7 +16,8 @@ of its partitions, a broker before the chains that name it. What this node chang
     on a Kafka cluster   what this node owns and does not serve, as it was started again or is in doubt, it takes over
                          anew. Of a node that is away, one of the others, which all of them find out alike, takes each
                          partition over at once, any other one after TAKE_AFTER_S. A node that stops, or drains, has the
-                         others take over what it owns (`give_kafka`)
+                         others take over what it owns (`give_kafka`); one that comes has them give it its share
+                         (gateway/cluster/balancer.py)
     shards there         partitions of the system topics `__offsets`, `__timer` and `__recurring`, likewise, before all
                          others (gateway/main/group_shards.py, timer_shards.py, recurring_shards.py)
 
@@ -53,6 +54,7 @@ from gateway.brokers.kafka.broker import KafkaBroker, kept_ms
 from gateway.brokers.none import NoBroker
 from gateway.cluster import attaching
 from gateway.cluster.attaching import Attaching
+from gateway.cluster.balance import fullest
 from gateway.cluster.follower import ChainFollower
 from gateway.cluster.members import (
     BROKERS,
@@ -189,8 +191,9 @@ GROUPS = "groups"
 NAME_SHARDS = {GROUPS: OFFSETS.topic_id, "recurring": RECURRING.topic_id}
 """The kinds of names that shards have, and the topics of those."""
 
-TAKE = "take"
-"""The operation between nodes that has one take over what the asking one owns on Kafka clusters."""
+TAKE, GIVE = "take", "give"
+"""The operations between nodes that have one take over what the asking one owns on Kafka clusters, and give what it
+owns there to the asking one."""
 
 RECEIPTS = "receipts/"
 """Where nodes tell each other the keys that they sign receipts with."""
@@ -265,7 +268,7 @@ class ClusterNode:
         self._doubt = doubt or asyncio.Event()
         self._taking: dict[tuple[int, int], asyncio.Task[None]] = {}  # over, of Kafka clusters
         self._taken_at_once = asyncio.Semaphore(TAKEN_AT_ONCE)
-        self._giving: Collection[tuple[int, int]] = ()  # not to be taken over by this node
+        self._giving: set[tuple[int, int]] = set()  # not to be taken over by this node
         self._away_since_s: dict[str, float] = {}
         self._metadata = metadata
         self._own = broker
@@ -304,7 +307,7 @@ class ClusterNode:
         self.schedule_in_shard: Schedules = no_shards
         """Accepts delayed records of a shard that is here. Set when there may be any."""
 
-        self.answers: dict[str, Callable[[Head], Awaitable[Head]]] = {TAKE: self._take_given}
+        self.answers: dict[str, Callable[[Head], Awaitable[Head]]] = {TAKE: self._take_given, GIVE: self._give_asked}
         """What this node answers others beside a broker's operations (`ask_all`), by operation."""
 
         self.on_shards: list[Callable[[], None]] = []
@@ -662,7 +665,7 @@ class ClusterNode:
     async def set_draining(self, name: str, draining: bool) -> None:
         """Have a broker drain from now on, or take its share of the partitions again (see gateway/cluster/balancer.py);
         durable on return. Raises UnknownBroker, Unavailable."""
-        await self._change_member(name, draining=draining, balancing=not draining and self.has_store(name))
+        await self._change_member(name, draining=draining, balancing=not draining)
 
     async def set_balanced(self) -> None:
         """This broker has its share; durable on return. Raises Unavailable."""
@@ -961,7 +964,7 @@ class ClusterNode:
     @property
     def own_move_count(self) -> int:
         """How many moves this node makes now."""
-        return len(self._mover.moves)
+        return self._mover.move_count
 
     async def take_over(self, topic: str, partition: int, to: str | None) -> Known:
         """Go on with a partition without its broker, which is not there, on another one (None: the one with the fewest
@@ -1095,7 +1098,7 @@ class ClusterNode:
         due: list[tuple[int, int, str]] = []
         for at, known in sorted(owned.items()):  # shards first
             owner, broker = known.record.owner, known.record.open_segment.broker
-            if broker not in self.kafka or at in self._mover.moves or at in self._taking or at in self._giving:
+            if broker not in self.kafka or self._mover.is_moving(*at) or at in self._taking or at in self._giving:
                 continue
             if owner == self.name:
                 is_due = not self._mover.is_at(*at, known.record, broker)
@@ -1131,6 +1134,11 @@ class ClusterNode:
             self._taking[at] = asyncio.create_task(take(), name=f"takes over {topic_id}/{partition}")
         return self._taking[at]
 
+    def kafka_of(self, topic_id: int, partition: int) -> str | None:
+        """The Kafka cluster on which a partition is, as far as is known here; None: on none. For nodes that do not own
+        it its route leads to the one that does."""
+        return self._follower.kafka_of(topic_id, partition)
+
     def owned_on_kafka(self) -> Counter[str]:
         """How many partitions and shards on Kafka clusters each node owns, as far as is known here."""
         return Counter(known.record.owner for known in self._follower.on_kafka().values())
@@ -1138,19 +1146,59 @@ class ClusterNode:
     async def give_kafka(self) -> None:
         """Have the other nodes take over what this one owns on Kafka clusters, at once, as far as there are any that
         do. What nobody takes stays this node's. Sends to it are held meanwhile."""
-        owned = {at: known for at, known in self._follower.on_kafka().items() if known.record.owner == self.name}
+        owned = self._to_give()
         takers = [name for name in self._present_takers() if name != self.name]
         if not owned or not takers:
             return
         by_taker: dict[str, list[tuple[int, int]]] = {}
         for at in sorted(owned):
             by_taker.setdefault(_next_owner(*at, takers), []).append(at)
-        self._giving = owned.keys()
+        await self._give_all(by_taker, owned)
+
+    def _to_give(self) -> dict[tuple[int, int], Known]:
+        """What this node owns on Kafka clusters and gives to nobody yet."""
+        return {
+            at: known
+            for at, known in self._follower.on_kafka().items()
+            if known.record.owner == self.name and at not in self._giving
+        }
+
+    async def _give_asked(self, head: Head) -> Head:
+        """Have another node take over what it asks for, of what this one owns."""
+        asked, name = {(topic_id, partition) for topic_id, partition in head["partitions"]}, str(head["node"])
+        owned = {at: known for at, known in self._to_give().items() if at in asked}
+        if owned and name in self._present_takers():
+            await self._give_all({name: sorted(owned)}, owned)
+        return {}
+
+    async def _give_all(
+        self, by_taker: Mapping[str, Sequence[tuple[int, int]]], owned: Mapping[tuple[int, int], Known]
+    ) -> None:
+        self._giving |= owned.keys()
         try:
             await asyncio.gather(*[self._give(name, ats, owned) for name, ats in by_taker.items()])
         finally:
-            self._giving = ()
+            self._giving -= owned.keys()
             self._doubt.set()
+
+    def lacking_on_kafka(self) -> tuple[tuple[int, int], str] | None:
+        """What this node is to take over next of what others own on Kafka clusters, by topic id and number, and its
+        owner, so that it has its share of the shards of each kind, and of all other partitions; None: it has it."""
+        kinds: dict[int, dict[str, list[tuple[int, int]]]] = {}
+        for at, known in self._follower.on_kafka().items():
+            kind = at[0] if at[0] in SHARD_TOPICS else FIRST_USER_TOPIC_ID
+            kinds.setdefault(kind, {}).setdefault(known.record.owner, []).append(at)
+        for _, of_owner in sorted(kinds.items()):
+            counts = {owner: len(ats) for owner, ats in of_owner.items()}
+            if (owner := fullest(counts, self.name, self._present_takers())) is not None:
+                return max(of_owner[owner], key=lambda at: _weight(self.name, *at)), owner
+        return None
+
+    async def take_from(self, place: tuple[int, int], owner: str) -> bool:
+        """Have another node give what it owns on a Kafka cluster to this one; whether this one owns it then."""
+        await self._asked(owner, GIVE, {"node": self.name, "partitions": [place]})
+        known = self._follower.on_kafka().get(place)
+        return known is not None and known.record.owner == self.name
 
     async def _give(self, name: str, ats: Sequence[tuple[int, int]], owned: Mapping[tuple[int, int], Known]) -> None:
         async def stop(topic_id: int, partition: int) -> None:
@@ -1184,7 +1232,7 @@ class ClusterNode:
 
     async def _verify_kafka(self) -> None:
         for (topic_id, partition), known in self._follower.on_kafka().items():
-            if known.record.owner == self.name and (topic_id, partition) not in self._mover.moves:
+            if known.record.owner == self.name and not self._mover.is_moving(topic_id, partition):
                 with suppress(MoveConflict, MetadataError, StoreError, UnknownBroker, ValueError):
                     if self._mover.unverified_end(topic_id, partition, known.record) is not None:
                         self._follower.note(topic_id, partition, await self._mover.verify(topic_id, partition))
@@ -1425,8 +1473,12 @@ class ClusterNode:
 def _next_owner(topic_id: int, partition: int, takers: Collection[str]) -> str:
     """The node that takes a partition on a Kafka cluster over: all nodes that see the same ones there find the same
     one, and one node more or less changes few."""
+    return max(takers, key=lambda name: (_weight(name, topic_id, partition), name))
+
+
+def _weight(name: str, topic_id: int, partition: int) -> int:
     own = f"{partition}" if topic_id in SHARD_TOPICS else f"{topic_id}/{partition}"
-    return max(takers, key=lambda name: (crc32(f"{name}/{own}".encode()), name))
+    return crc32(f"{name}/{own}".encode())
 
 
 async def _no_groups(_group: str, _events: bytes, _size_bytes: int, _revision: int) -> bool:

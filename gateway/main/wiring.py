@@ -301,8 +301,9 @@ async def run(
                 ]
             if node is not None:
                 balancer = Balancer(
-                    node, routes, group_moves.give, GIVE_ERRORS, moves_per_s=config.cluster.balance_moves_per_s
-                )
+                    node, routes, group_moves.give, GIVE_ERRORS,
+                    moves_per_s=config.cluster.balance_moves_per_s, evens_out=config.cluster.balance,
+                )  # fmt: skip
                 running += [
                     tasks.create_task(node.run(), name="cluster"),
                     tasks.create_task(group_moves.run(), name="groups of others"),

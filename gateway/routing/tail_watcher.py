@@ -9,7 +9,9 @@ records readable.
 
     the first to wait in a topic   watches the brokers of its partitions, then asks where the end is: what came between
                                    its read and the watch was not notified
-    a broker tells an end          who waits at another one is woken
+    a broker tells an end          of the partition's open segment: who waits at another one is woken. Where a sealed
+                                   one ends its chain says, and no partition ends there: a broker that is watched anew
+                                   tells the ends of all queues it has
     what was told may be wrong     (a partition has moved, a broker was away, an end went back) the end is asked for
     there is no waiter             the end is followed for a while: most come back, and need no read then
 """
@@ -247,10 +249,11 @@ class _TopicTails:
         for queue, end in ends.items():
             try:
                 partition, last = self._routes.locate(self._topic, broker, queue, end - 1 if end else None)
+                open_from = self._routes.writable(self._topic, partition).logical_start
             except UnknownQueue:  # it is being deleted
                 continue
             self._note(partition)
-            if (at_end := self._tails.get(partition)) is not None:
+            if (at_end := self._tails.get(partition)) is not None and (last is None or last >= open_from):
                 if last is None or (at_end.end is not None and last + 1 < at_end.end):
                     self._doubt(partition, at_end)
                 elif last + 1 != at_end.end:

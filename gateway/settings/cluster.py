@@ -80,8 +80,8 @@ class ClusterConfig:
     when a node dies, others deliver them. For good, and the same on all nodes. See docs/kafka-broker.md."""
 
     balance: bool = True
-    """Whether this node, when it is new to the cluster, takes its share of the partitions by itself. `mq broker add`
-    has it do so at any time."""
+    """Whether this node, when it is new to the cluster, takes its share of the partitions by itself, and each time that
+    it starts its share of what nodes own on Kafka clusters. `mq broker add` has it do so at any time."""
 
     balance_moves_per_s: int = 5
     """How many partitions it takes a second then, at most. Each move holds sends to that partition for some ms."""

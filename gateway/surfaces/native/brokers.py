@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from aiohttp import web
 
-from gateway.api.cluster import GROUPS, Cluster, MoveView
+from gateway.api.cluster import GROUPS, Cluster, MoveView, listed
 from gateway.api.pages import read_cursor, write_cursor
 from gateway.api.shapes import server
 from gateway.api.shapes.queries import (
@@ -41,7 +41,8 @@ PARTITIONS_A_TURN = 2_000
 
 
 async def list_brokers(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
-    """All brokers: what each is, whether it takes records, how quickly it answers, and what is on it."""
+    """All brokers: what each is, whether it takes records, how quickly it answers, and what is on it. Nodes without a
+    store are among them as long as they are there, or own something on a Kafka cluster."""
     read_query(NoQuery, request, gateway)
     return json_answer(request, server.BrokerList(await _brokers(gateway)))
 
@@ -53,10 +54,11 @@ async def change_broker(gateway: Gateway, request: web.Request, body: bytes) -> 
     draining = read_shape(BrokerBody, body, gateway).draining
     name = request.match_info["broker"]
     await _cluster(gateway).set_draining(name, draining)
-    return json_answer(request, next(row for row in await _brokers(gateway) if row.broker == name))
+    return json_answer(request, next(row for row in await _brokers(gateway, name) if row.broker == name))
 
 
-async def _brokers(gateway: Gateway) -> list[server.ShownBroker]:
+async def _brokers(gateway: Gateway, *more: str) -> list[server.ShownBroker]:
+    """Those that are listed, and `more`."""
     routes = gateway.routes_table
     counts: Counter[str] = Counter()
     sealed_counts: Counter[str] = Counter()
@@ -69,7 +71,8 @@ async def _brokers(gateway: Gateway) -> list[server.ShownBroker]:
     group_counts = {} if cluster is None else cluster.owned_counts(GROUPS)
     on_kafka = {} if cluster is None else cluster.owned_on_kafka()
     kafka = () if cluster is None else cluster.kafka
-    for name in sorted({*counts, *gateway.admin.brokers(), *kafka, *(() if cluster is None else cluster.members)}):
+    members = [] if cluster is None else [member.name for member in listed(cluster, routes)]
+    for name in sorted({*counts, *gateway.admin.brokers(), *kafka, *members, *more}):
         left_ms, latency_ms = routes.avoided_ms(name, now_ms), routes.latency_ms(name)
         own_reasons = list(gateway.admin.ready()) if name in gateway.admin.brokers() else []
         state: server.BrokerState = "stopped" if own_reasons else "avoided" if left_ms else "up"
@@ -120,7 +123,9 @@ def _reasons(gateway: Gateway, name: str, counts: Counter[str], group_counts: Ma
         reasons.append(f"it is to have nothing, and has {left} partitions and groups: {whither}")
     if member.draining and (on_kafka := cluster.owned_on_kafka().get(name)):
         reasons.append(f"it owns {on_kafka} partitions and shards on Kafka clusters: other nodes take them over")
-    if member.balancing:
+    if member.balancing and member.storeless:
+        reasons.append("it takes its share of what others own on Kafka clusters")
+    elif member.balancing:
         share = sum(counts.values()) // max(len({*takers, name}), 1)
         reasons.append(f"it takes its share from those with the most: {counts[name]} of {share} partitions")
     if name == cluster.name and cluster.blocked is not None:
@@ -131,13 +136,16 @@ def _reasons(gateway: Gateway, name: str, counts: Counter[str], group_counts: Ma
 
 
 async def _owners(gateway: Gateway) -> AsyncIterator[tuple[str, str, int]]:
-    """On which broker each partition is, by topic and number; the event loop has its turns."""
-    routes = gateway.routes_table
+    """On which broker each partition is, by topic and number; the event loop has its turns. Where a node's route leads
+    to the owner of a partition on a Kafka cluster, it is on that cluster all the same."""
+    routes, cluster = gateway.routes_table, gateway.cluster
     seen = 0
     for view in routes.topics():
         try:
             for partition in range(view.partitions):
-                yield routes.writable(view.name, partition).broker.name, view.name, partition
+                name = routes.writable(view.name, partition).broker.name
+                kafka = None if cluster is None else cluster.kafka_of(view.topic_id, partition)
+                yield kafka or name, view.name, partition
                 seen += 1
                 if seen % PARTITIONS_A_TURN == 0:
                     await asyncio.sleep(0)
@@ -256,7 +264,8 @@ async def take_over_broker(gateway: Gateway, request: web.Request, body: bytes) 
     count = 0
     for view in routes.topics():
         for partition in range(view.partitions):
-            if routes.writable(view.name, partition).broker.name == name:
+            is_on = routes.writable(view.name, partition).broker.name == name
+            if is_on and cluster.kafka_of(view.topic_id, partition) is None:  # else others take it over by themselves
                 await cluster.take_over(view.name, partition, None)
                 count += 1
     groups = sorted(cluster.owned(GROUPS, name))

@@ -18,7 +18,7 @@ from store.errors import UnknownQueue
 
 async def brokers(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
     """The broker ids of the REST Proxy's metadata."""
-    return v2_answer(request, answers.Brokers(broker_numbers(gateway.cluster)))
+    return v2_answer(request, answers.Brokers(broker_numbers(gateway.cluster, gateway.routes_table)))
 
 
 async def topic_names(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:

@@ -115,7 +115,7 @@ async def get_cluster(gateway: Gateway, request: web.Request, _: bytes) -> web.R
 async def list_brokers(gateway: Gateway, request: web.Request, _: bytes) -> web.Response:
     """All brokers."""
     to = links(gateway, request)
-    rows = [_broker(gateway, to, request, number) for number in broker_numbers(gateway.cluster)]
+    rows = [_broker(gateway, to, request, number) for number in broker_numbers(gateway.cluster, gateway.routes_table)]
     return json_answer(request, V3Brokers(to.page("brokers"), rows))
 
 
@@ -152,7 +152,7 @@ async def list_broker_configs(gateway: Gateway, request: web.Request, _: bytes) 
 def _cluster(gateway: Gateway, to: Links) -> V3Cluster:
     return V3Cluster(
         *to.at([], ""),
-        controller=to.related("brokers", broker_numbers(gateway.cluster)[0]),
+        controller=to.related("brokers", broker_numbers(gateway.cluster, gateway.routes_table)[0]),
         acls=to.related("acls"),
         brokers=to.related("brokers"),
         broker_configs=to.related("broker-configs"),
@@ -177,7 +177,7 @@ def _broker(gateway: Gateway, to: Links, request: web.Request, broker_id: int) -
 
 def _checked_broker(gateway: Gateway, request: web.Request) -> tuple[Links, int]:
     to = links(gateway, request)
-    numbers = broker_numbers(gateway.cluster)
+    numbers = broker_numbers(gateway.cluster, gateway.routes_table)
     for number in numbers:
         if request.match_info["broker"] == str(number):
             return to, number

@@ -2,12 +2,14 @@
 cursor.
 
 A reader follows its topics as they grow, and with a pattern the topics that come. What is new is read from its first
-record, so nothing stored since it came into being is missed.
+record, so nothing stored since it came into being is missed. The client is told of a partition before it is sent any of
+it: it drops what is of others. What is new while no connection is attached, `state` says; what is new behind that, and
+before messages are pushed, comes first then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn, Protocol
 
 from gateway.api.read import AtTime, OffsetSpec
@@ -65,6 +67,8 @@ class Reader(Fed):
         self._pattern = None if command.pattern is None else Pattern(pattern=command.pattern)
         self.positions = positions
         self._epochs: dict[str, str] = {}
+        self._untold_gone: tuple[TopicPartition, ...] = ()  # since `state` was asked for
+        self._untold_new: tuple[TopicPartition, ...] = ()  # likewise
 
     async def open(self) -> dict[str, object]:
         """Find the positions; the answer's fields. Raises RequestError, StoreError."""
@@ -95,7 +99,8 @@ class Reader(Fed):
         return len(self.feed.fed_partitions)
 
     def state(self) -> dict[str, object]:
-        """What a client must know to go on."""
+        """What a client must know to go on, which it is about to be told."""
+        self._untold_gone = self._untold_new = ()
         live = [fed for fed in self.feed.fed_partitions.values() if fed.is_live]
         return {"partitions": partitions_of(fed.key for fed in live), "cursor": self.feed.cursor_of(live)}
 
@@ -103,6 +108,9 @@ class Reader(Fed):
         """Push for ever. Raises RequestError, StoreError, OutboxClosed."""
         self._outbox = outbox
         try:
+            await self._tell_gone(self._untold_gone)
+            here = self.feed.fed_partitions
+            await self._tell_new([here[key] for key in self._untold_new if key in here])
             await self.feed.run(outbox)
         finally:
             self._outbox = None
@@ -137,9 +145,7 @@ class Reader(Fed):
             ]
             for fed in gone:
                 self.feed.remove(fed)
-            if gone and self._outbox is not None:
-                keys = [fed.key for fed in gone]
-                await self._outbox.put(revoked_push(self.name, None, partitions_of(keys), None))
+            await self._tell_gone([fed.key for fed in gone])
         news = [
             (TopicPartition(topic.name, partition), topic.topic_id)
             for topic in topics.values()
@@ -150,13 +156,24 @@ class Reader(Fed):
             raise too_many_partitions()
         fed_partitions = [new for key, topic_id in news if (new := await self._new_fed(key, topic_id)) is not None]
         self._epochs = {topic.name: str(topic.topic_id) for topic in topics.values()}
-        if fed_partitions and self._outbox is not None:
-            keys = [fed.key for fed in fed_partitions]
-            await self._outbox.put(
-                assigned_push(self.name, None, partitions_of(keys), self.feed.cursor_of(fed_partitions))
-            )
+        await self._tell_new(fed_partitions)
         for fed in fed_partitions:
             self.feed.add(fed)
+
+    async def _tell_new(self, news: Sequence[FedPartition]) -> None:
+        """Of partitions that are about to be pushed, or when there is a connection again. Raises OutboxClosed."""
+        keys = [fed.key for fed in news]
+        if self._outbox is None:
+            self._untold_new += tuple(keys)
+        elif keys:
+            await self._outbox.put(assigned_push(self.name, None, partitions_of(keys), self.feed.cursor_of(news)))
+
+    async def _tell_gone(self, keys: Sequence[TopicPartition]) -> None:
+        """Likewise."""
+        if self._outbox is None:
+            self._untold_gone += tuple(keys)
+        elif keys:
+            await self._outbox.put(revoked_push(self.name, None, partitions_of(keys), None))
 
     async def _begin(self, fed: FedPartition) -> None:
         """A partition is about to be followed for the first time."""

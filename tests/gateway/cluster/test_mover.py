@@ -91,6 +91,39 @@ async def test_moves_are_counted_by_how_they_ended_and_their_pauses_with_them() 
         made.metadata.compare_and_set = written  # type: ignore[method-assign]
 
 
+async def test_of_two_moves_of_one_partition_each_says_by_itself_where_it_is_and_how_it_ended() -> None:
+    """The first is cut off from the old broker behind its intent; the second takes it up, and is done before that
+    ends."""
+    async with cluster() as made:
+        mover, topic_id = made.nodes["n3"].mover, made.topic.topic_id
+        is_sealing, is_lost = asyncio.Event(), asyncio.Event()
+
+        class CutOff:
+            def __getattr__(self, call: str) -> object:
+                return getattr(made.broker_named("n1"), call)
+
+            async def leave_queue(self, *_: object, **__: object) -> NoReturn:
+                is_sealing.set()
+                await is_lost.wait()
+                raise BrokerUnreachable("cut off")
+
+        cut_off = CutOff()
+        mover._broker_named = (  # type: ignore[assignment]
+            lambda name: cut_off if name == "n1" and not is_sealing.is_set() else made.broker_named(name)
+        )
+        first = asyncio.create_task(mover.move(topic_id, 0, "n2"))
+        await is_sealing.wait()
+        assert (mover.moves[topic_id, 0].step, mover.move_count) == ("seal", 1)
+        await mover.move(topic_id, 0, "n2")
+        assert (mover.moves[topic_id, 0].step, mover.move_count) == ("seal", 1), "the first one goes on"
+        assert mover.is_moving(topic_id, 0)
+        is_lost.set()
+        with pytest.raises(BrokerUnreachable):
+            await first
+        assert dict(mover.stats.outcomes) == {"done": 1, "left": 1}
+        assert (mover.moves, mover.move_count, mover.is_moving(topic_id, 0)) == ({}, 0, False)
+
+
 def id_of(value: bytes) -> Identity:
     return Identity(message_ids=[value.rjust(ID_BYTES, b".")])
 
@@ -144,6 +177,30 @@ async def test_who_waits_at_the_end_is_woken_on_the_new_broker() -> None:
         await grown.wait()
         await woken.wait()
         assert watch.changed() == [0]
+        watch.close()
+
+
+async def test_who_is_behind_is_not_left_where_another_node_s_segment_ends() -> None:
+    """A partition that has come from n2, and a node that begins to follow n2 when another partition goes there: n2 then
+    tells where each of its queues ends, the sealed one among them."""
+    async with asyncio.timeout(WOKEN_S), cluster(partitions=2, is_remote=True) as made:
+        node, topic_id = made.nodes["n1"], made.topic.topic_id
+        for number, to in enumerate(("n2", "n1", "n1")):
+            await made.send("n1", b"%d" % number)
+            await node.mover.move(topic_id, 0, to)
+            await until(lambda to=to: node.routes.broker_name(TOPIC, 0) == to)  # type: ignore[misc]
+        watch = node.watcher.watch_topic(TOPIC, lambda: None)
+        node.watcher.watch(TOPIC, 0, 3, lambda: None)()  # a reader that is ahead, and goes away
+        await node.mover.move(topic_id, 1, "n2")
+        await until(lambda: node.routes.broker_name(TOPIC, 1) == "n2")
+        watch.changed()
+        await until(lambda: 0 in watch.changed())  # n2 has told its ends
+        segment = node.routes.chain(TOPIC, 0)[1]
+        assert (segment.broker.name, segment.logical_start, segment.physical_end) == ("n2", 1, 1)
+        assert not node.watcher.is_end(TOPIC, 0, 2)
+        woken = asyncio.Event()
+        node.watcher.watch(TOPIC, 0, 2, woken.set)
+        await woken.wait()
         watch.close()
 
 

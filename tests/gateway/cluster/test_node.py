@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -19,6 +20,7 @@ from gateway.brokers.kafka.broker import KafkaBroker
 from gateway.brokers.kafka.port import TopicPlan
 from gateway.brokers.local import LocalBroker
 from gateway.brokers.none import NoBroker
+from gateway.cluster import balancer as balancing
 from gateway.cluster import move
 from gateway.cluster import node as nodes
 from gateway.cluster.balance import PlannedMove
@@ -37,9 +39,10 @@ from gateway.cluster.memory import MemoryMetadata
 from gateway.cluster.metadata import ABSENT, Changes, Listing, MetadataError, OtherMetadata, OutcomeUnknown, Value
 from gateway.cluster.move_slots import SLOTS
 from gateway.cluster.mover import Known, first_record, key_of, queue_of
-from gateway.cluster.node import TAKE, ClusterNode, NameTaken
+from gateway.cluster.node import GIVE, TAKE, ClusterNode, NameTaken
 from gateway.cluster.peer_auth import Secret
 from gateway.cluster.record import SEGMENTS_MAX, PartitionRecord, PartitionState, SegmentRecord, encode
+from gateway.cluster.shard_log import SHARD_TOPICS
 from gateway.cluster.topics import COUNTERS, Counters, TopicRecord, TopicsInMemory, encode_counters, encode_topic
 from gateway.routing.table import RouteTable
 from store import Store
@@ -242,13 +245,16 @@ async def two_with_kafka(partitions: int) -> AsyncIterator[tuple[ClusterNode, Cl
         second.in_session("2"),
     ):
         await first.create_topic("orders", partitions)  # n2 is not heard of yet: all are at home on n1
+        await until(lambda: first.owned_on_kafka()["n1"] == partitions)
         for node in (first, second):
             await node._see(await metadata.list(""))
 
-        async def asked(_name: str, operation: str, head: dict[str, Any]) -> Any:
-            return await second.answer({"what": operation, **head})
+        for asking, other in ((first, second), (second, first)):
 
-        first._asked = asked  # type: ignore[method-assign, assignment]
+            async def asked(_: str, operation: str, head: dict[str, Any], other: ClusterNode = other) -> Any:
+                return await other.answer({"what": operation, **head})
+
+            asking._asked = asked  # type: ignore[method-assign, assignment]
         yield first, second
 
 
@@ -307,6 +313,138 @@ async def test_a_node_takes_over_only_what_the_asking_one_owns(hurry: None) -> N
         assert (served(first), served(second)) == (2, 0)
         await second.answer(head | {"node": "n1"})
         assert served(second) == 2
+
+
+async def test_what_another_node_owns_on_kafka_is_nobodys_share(hurry: None) -> None:
+    """Its route leads to that node, on whose disk nothing of it is. A node that came used to take it to its own."""
+    async with two_with_kafka(4) as (first, second):
+        for node in (first, second):
+            assert await Balancer(node, node._routes, _give, (), moves_per_s=1)._partitions() == {}
+        topic_id = first._routes.topic("orders").topic_id
+        assert {node.kafka_of(topic_id, 0) for node in (first, second)} == {"kafka1"}
+        second.members["n2"] = replace(second.members["n2"], balancing=True)
+        await Balancer(second, second._routes, _give, (), moves_per_s=1000).take_share()
+        assert [node._follower.kafka_of(topic_id, 0) for node in (first, second)] == ["kafka1"] * 2
+        assert sum(second.owned_on_kafka().values()) == 4
+        await first.move("orders", 0, "n1")
+        assert first.kafka_of(topic_id, 0) is None
+
+
+@asynccontextmanager
+async def balanced(node: ClusterNode, **options: Any) -> AsyncIterator[Balancer]:
+    """A node's balancer, which runs."""
+    balancer = Balancer(node, node._routes, _give, (), moves_per_s=1000, **options)
+    running = asyncio.create_task(balancer.run())
+    try:
+        yield balancer
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
+
+
+async def test_a_node_that_comes_takes_its_share_of_what_others_own_on_kafka_once(
+    hurry: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(balancing, "INTERVAL_S", 0.0)
+    async with two_with_kafka(5) as (first, second), asyncio.timeout(PATIENCE_S):
+        for options in ({"evens_out": True}, {"evens_out": False}):  # it is not steady yet; it is to wait
+            async with balanced(second, **options):
+                for _ in range(20):
+                    await asyncio.sleep(0)
+            assert first.owned_on_kafka() == {"n1": 5}
+        monkeypatch.setattr(balancing, "STEADY_S", 0.0)
+        async with balanced(first, evens_out=True), balanced(second, evens_out=True) as balancer:
+            await until(lambda: first.owned_on_kafka() == second.owned_on_kafka() == {"n1": 3, "n2": 2})
+            await until(lambda: balancer._takes_from_s == float("inf"))
+            assert (served(first), served(second)) == (3, 2)
+            assert (first.lacking_on_kafka(), second.lacking_on_kafka()) == (None, None)
+            assert second.blocked is None
+            await second.give_kafka()
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert first.owned_on_kafka() == {"n1": 5}, "a share is taken once"
+
+
+@pytest.mark.parametrize("storeless", [False, True])
+async def test_a_node_that_is_added_takes_its_share_of_what_others_own_on_kafka(
+    hurry: None, monkeypatch: pytest.MonkeyPatch, storeless: bool
+) -> None:
+    monkeypatch.setattr(balancing, "INTERVAL_S", 0.0)
+    async with two_with_kafka(4) as (first, second), asyncio.timeout(PATIENCE_S):
+        await second.set_draining("n2", True)
+        async with balanced(second):
+            await asyncio.sleep(0)
+            assert second.lacking_on_kafka() is not None, "it drains, and is asked for nothing"
+            second.members["n2"] = replace(second.members["n2"], storeless=storeless)
+            await second.set_draining("n2", False)
+            first.members["n2"] = second.members["n2"]
+            assert second.members["n2"].balancing
+            await until(lambda: not second.members["n2"].balancing)
+        assert first.owned_on_kafka() == {"n1": 2, "n2": 2}
+
+
+async def test_who_is_asked_by_a_program_that_gives_nothing_keeps_it_and_is_asked_later_again(
+    hurry: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(balancing, "INTERVAL_S", 0.0)
+    monkeypatch.setattr(balancing, "STEADY_S", 0.0)
+    async with two_with_kafka(2) as (first, second), asyncio.timeout(PATIENCE_S):
+        asked = second._asked
+
+        async def refused(*given: Any) -> None:
+            monkeypatch.setattr(balancing, "STEADY_S", 3600.0)
+            with pytest.raises(UnknownQueue):
+                await asked(*given)
+
+        give = first.answers.pop(GIVE)  # a program of before
+        second._asked = refused  # type: ignore[method-assign, assignment]
+        async with balanced(second, evens_out=True) as balancer:
+            await until(lambda: balancer._takes_from_s > asyncio.get_running_loop().time() + 3000)
+            assert (served(first), served(second)) == (2, 0)
+            first.answers[GIVE], second._asked = give, asked  # type: ignore[method-assign]
+            balancer._takes_from_s = 0.0
+            await until(lambda: second.owned_on_kafka() == {"n1": 1, "n2": 1})
+            assert (served(first), served(second)) == (1, 1)
+
+
+async def test_a_node_gives_only_what_it_owns_and_to_whom_may_have_it(hurry: None) -> None:
+    async with two_with_kafka(3) as (first, second):
+        topic_id = first._routes.topic("orders").topic_id
+        head = {"what": GIVE, "node": "n2", "partitions": [[topic_id, 0], [topic_id, 7]]}
+        await first.answer(head | {"node": "n9"})
+        await second.answer(head)
+        assert served(first) == 3
+        first._giving.add((topic_id, 0))  # somebody has it already
+        await first.answer(head)
+        assert served(first) == 3
+        first._giving.clear()
+        await first.answer(head)
+        assert (served(first), served(second)) == (2, 1)
+        assert not first._giving
+
+
+async def test_shares_are_those_of_each_kind_of_shard_and_of_all_other_partitions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with joined(MemoryMetadata(), FakeKafka(), name="n3") as (node, _):
+        for name in ("n1", "n2"):
+            node.members[name] = replace(node.members["n3"], name=name)
+            node._nodes[name] = DATA_VERSION
+        topics = [*SHARD_TOPICS, FIRST_USER_TOPIC_ID, FIRST_USER_TOPIC_ID + 1]
+        owners = {(topic_id, number): ("n1", "n2")[number % 2] for topic_id in topics for number in range(16)}
+        known = {at: Known(replace(first_record(*at, "n1"), owner=owner), 1) for at, owner in owners.items()}
+        monkeypatch.setattr(node._follower, "on_kafka", lambda: known)
+        while (wanted := node.lacking_on_kafka()) is not None:
+            at, owner = wanted
+            assert known[at].record.owner == owner
+            known[at] = Known(replace(known[at].record, owner="n3"), 1)
+        counts = Counter((at[0] if at[0] in SHARD_TOPICS else 0, one.record.owner) for at, one in known.items())
+        for topic_id in SHARD_TOPICS:
+            assert sorted(counts[topic_id, name] for name in ("n1", "n2", "n3")) == [5, 5, 6]
+            assert counts[topic_id, "n3"] == 5
+        assert sorted(counts[0, name] for name in ("n1", "n2", "n3")) == [10, 11, 11]
+        of_n3 = [at for at, one in known.items() if one.record.owner == "n3"]
+        assert {at[0] for at in of_n3} == {*topics}, "some of each topic"
 
 
 async def test_partitions_of_a_node_that_is_away_are_taken_over_at_once_by_the_one_that_comes_next(hurry: None) -> None:

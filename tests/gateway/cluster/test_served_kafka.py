@@ -387,6 +387,30 @@ async def test_topics_groups_and_offsets_are_administered_by_any_node(tmp_path: 
         await asyncio.to_thread(administer)
 
 
+@pytest.mark.matrix
+async def test_who_is_behind_is_not_left_where_another_node_s_segment_ends(tmp_path: Path, etcd: EtcdServer) -> None:
+    """As tests/gateway/cluster/test_mover.py has it, for a consumer: partition 0 was on n2 for a while; a consumer that
+    has read all of it has gone, and n1 begins to follow n2, as partition 1 goes there."""
+    async with asyncio.timeout(3 * PATIENCE_S), kafka_nodes(tmp_path, etcd, 6) as nodes:
+        await nodes.create(TOPIC, PARTITIONS)
+        for partition in range(PARTITIONS):
+            await nodes.move_to(TOPIC, partition, "n1")
+        records = {"records": [{"value": value} for value in range(10)]}
+        v2 = {"Content-Type": "application/vnd.kafka.json.v2+json"}
+        for to in ("n2", "n1", "n1"):
+            await nodes.done("n1", "POST", f"/topics/{TOPIC}/partitions/0", json=records, headers=v2)
+            await nodes.move_to(TOPIC, 0, to)
+        assert await nodes.servers["n1"].stop() == 0  # it has followed n2 until now
+        await nodes.servers["n1"].start()
+        for _ in range(2):
+            assert (await stored(nodes, TOPIC)).total() == 30
+            url = f"{nodes.servers['n1'].url}/topics/{TOPIC}/partitions/0/records?offset=30&timeout=200&format=json"
+            async with nodes._http.get(url) as waits_at_the_end:
+                assert await waits_at_the_end.json(content_type=None) == []
+            await nodes.move_to(TOPIC, 1, "n2")
+            await asyncio.sleep(1)  # until n2 has told the ends of its queues, mostly
+
+
 class AioProducing:
     """As Producing, by aiokafka."""
 

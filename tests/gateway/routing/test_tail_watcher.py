@@ -11,7 +11,8 @@ from gateway.brokers.base import BrokerUnreachable
 from gateway.routing import tail_watcher
 from gateway.routing.table import RouteTable, Segment
 from gateway.routing.tail_watcher import TailWatcher
-from store.types import QueueKey
+from store.record_batch import Record, encode
+from store.types import Acks, Append, QueueKey
 from tests.clock import FakeClock
 from tests.gateway.fake_broker import FakeBroker, FakeTopic
 from tests.gateway.groups.coordinator.world import world
@@ -101,6 +102,33 @@ async def test_the_end_is_asked_for_when_what_was_told_may_be_wrong() -> None:
     await watcher.close()
     assert not brokers[0].watching
     assert not brokers[1].watching
+
+
+async def test_the_end_of_a_sealed_segment_is_not_taken_for_that_of_the_partition() -> None:
+    """A broker that is watched anew tells the ends of all queues it has. Who has read a partition up to where a sealed
+    one ends would wait there until the next record is sent, which may never be."""
+    first, second = brokers = [FakeBroker(FakeClock()) for _ in range(2)]
+    sealed, open_, other = QueueKey(16, 0), QueueKey(16, 1024), QueueKey(16, 1)
+    routes = RouteTable()
+    chain = Segment(first, sealed, physical_end=5), Segment(second, open_, 5)
+    routes.set_chains(FakeTopic("orders", 16, 2), [chain, (Segment(first, other),)])
+    await second.append([Append(queue=open_, batch=encode([Record(None, b"5", 0)]), record_count=1)], acks=Acks.FLUSHED)
+    watcher = TailWatcher(routes)
+    watch = watcher.watch_topic("orders", lambda: None)
+    call_off = watcher.watch("orders", 0, 6, lambda: None)
+    await until(lambda: watcher.is_end("orders", 0, 6))
+    call_off()
+    for broker in brokers:
+        broker.wake()  # as when its node was away; nobody waits, so no end is asked for
+    for _, wake in first.watching:
+        wake({other: 0, sealed: 5})
+    assert sorted(watch.changed()) == [0, 1], "who looks at all partitions that have got records looks once too often"
+    assert not watcher.is_end("orders", 0, 5)
+    woken = asyncio.Event()
+    watcher.watch("orders", 0, 5, woken.set)
+    await asyncio.wait_for(woken.wait(), WOKEN_S)
+    assert watcher.is_end("orders", 0, 6)
+    await watcher.close()
 
 
 async def test_who_comes_with_another_end_is_woken_at_once_but_not_inside_the_call() -> None:

@@ -83,6 +83,9 @@ class FakeCluster:
     def owned_on_kafka(self) -> dict[str, int]:
         return {"n3": 2, "local": 5}
 
+    def kafka_of(self, topic_id: int, partition: int) -> str | None:
+        return None
+
     def moves(self) -> dict[tuple[int, int], Move]:
         topic_ids = ((16, 1), (16, 2), (99, 0), (16, 3))
         return {at: Move("local", "n2", "seal", 1_700_000_000_000 + at[1]) for at in topic_ids}
@@ -136,19 +139,30 @@ async def test_moves_under_way_and_plans(client: Client, gateway: Gateway) -> No
 
 
 class StorelessCluster(FakeCluster):
-    """Likewise; n2 and the one that is away have no store."""
+    """Likewise; n2 and those that are away have no store."""
 
     members = MappingProxyType(
         {
             name: SimpleNamespace(
-                name=name, draining=name == "n3", balancing=False, url=f"http://{name}", storeless=name in ("n2", "n4")
+                name=name, draining=name == "n3", balancing=name == "n2", url=f"http://{name}",
+                storeless=name not in ("local", "n3"), number=number,
             )
-            for name in ("local", "n2", "n3", "n4")
+            for number, name in enumerate(("local", "n2", "n3", "n4", "n5"))
         }
-    )
+    )  # fmt: skip
+    owned: Mapping[str, int] = MappingProxyType({"n3": 2, "local": 5, "n4": 1})
+
+    def is_there(self, name: str) -> bool:
+        return name not in ("n4", "n5")
 
     def is_gone(self, name: str) -> bool:
-        return name == "n4"
+        return name in ("n4", "n5")
+
+    def owned_on_kafka(self) -> dict[str, int]:
+        return dict(self.owned)
+
+    async def set_draining(self, name: str, draining: bool) -> None:
+        pass
 
 
 async def test_nothing_is_planned_to_go_to_a_node_without_a_store(client: Client, gateway: Gateway) -> None:
@@ -161,7 +175,63 @@ async def test_nothing_is_planned_to_go_to_a_node_without_a_store(client: Client
         "it is to have nothing, and has 1 partitions and groups: they go to the brokers with the fewest",
         "it owns 2 partitions and shards on Kafka clusters: other nodes take them over",
     ]
+    assert reasons["n2"] == ["it takes its share of what others own on Kafka clusters"]
     assert reasons["n4"] == ["its node has not been heard of, and has no store: other nodes go on with what it had"]
+
+
+async def test_a_node_without_a_store_that_is_away_is_listed_while_something_is_left_of_it(
+    client: Client, gateway: Gateway
+) -> None:
+    cluster = StorelessCluster()
+    object.__setattr__(gateway, "cluster", cluster)
+
+    async def listed() -> list[str]:
+        return [row["broker"] for row in (await ask(client, "/brokers"))["brokers"]]
+
+    async def numbers() -> list[int]:
+        answer = await (await client.get("/brokers")).json()
+        v3 = await (await client.get(f"/v3/clusters/{gateway.cluster_id}/brokers")).json()
+        assert [row["broker_id"] for row in v3["data"]] == answer["brokers"]
+        return list(answer["brokers"])
+
+    assert (await listed(), await numbers()) == (["local", "n2", "n3", "n4"], [0, 1, 2, 3]), "n4 owns a partition"
+    cluster.owned = {"n3": 3, "local": 5}
+    assert (await listed(), await numbers()) == (["local", "n2", "n3"], [0, 1, 2])
+    gateway.routes_table.formats["n5"] = DATA_VERSION - 1  # type: ignore[attr-defined]
+    assert (await listed(), await numbers()) == (["local", "n2", "n3", "n5"], [0, 1, 2, 4]), "a format waits for it"
+    drained = await client.patch("/mq/v1/brokers/n4", json={"draining": True})
+    assert (drained.status, (await drained.json())["state"]) == (200, "offline"), "it can be said of any"
+
+
+async def test_what_a_node_that_is_away_owns_on_kafka_is_not_taken_over_by_hand_nor_counted_as_its_own(
+    client: Client, gateway: Gateway, broker: FakeBroker
+) -> None:
+    """For other nodes the route of such a partition leads to the node that owns it."""
+    taken: list[int] = []
+
+    class Away(FakeCluster):
+        kafka = ("kafka1",)
+
+        def kafka_of(self, topic_id: int, partition: int) -> str | None:
+            return "kafka1" if partition % 2 else None
+
+        def owned(self, *_: str) -> list[str]:
+            return []
+
+        async def take_over(self, topic: str, partition: int, to: str | None) -> None:
+            taken.append(partition)
+
+    routes = gateway.routes_table
+    assert isinstance(routes, RouteTable)
+    away = FakeBroker(broker.clock)
+    away.name = "n4"
+    chains = [(Segment(away, QueueKey(16, number)),) for number in range(4)]
+    routes.set_chains(routes.topic("orders"), chains)
+    object.__setattr__(gateway, "cluster", Away())
+    counts = {row["broker"]: row["partitions"] for row in (await ask(client, "/brokers"))["brokers"]}
+    assert counts == {"kafka1": 2, "local": 0, "n2": 0, "n3": 0, "n4": 2}
+    answer = await client.post("/mq/v1/brokers/n4/takeover", json={"accept_offline": True})
+    assert (await answer.json(), taken) == ({"broker": "n4", "partitions": 2, "groups": []}, [0, 2])
 
 
 async def test_partitions_are_chains_of_segments(client: Client, gateway: Gateway, broker: FakeBroker) -> None:

@@ -243,6 +243,44 @@ async def test_a_reader_with_a_pattern_hears_of_topics_that_come_and_go_and_grow
         await talk.quiet()
 
 
+@pytest.mark.parametrize("comes", [True, False])
+async def test_what_changes_for_a_reader_while_it_is_told_how_things_are_is_told_before_anything_of_it(
+    comes: bool,
+) -> None:
+    """It was looked at since the answer to `hello` was made, as its node was asked for long. A client drops what is of
+    partitions that it was not told of."""
+    server = Server({"orders": 1, "orders-eu": 1})
+    async with server.talk() as talk:
+        session = (await talk.ask(HELLO))["session"]
+        await talk.answer(subscribe(pattern="orders.*"))
+        await talk.heard("caught_up")
+    async with server.talk() as talk:
+        answered = talk.conversation._answer
+
+        async def slowly(id_: int | None, fields: Frame) -> None:
+            talk.conversation._answer = answered  # type: ignore[method-assign]
+            if comes:
+                await server.broker.grow_topic("orders", 2)
+            else:
+                server.routes.remove(server.routes.topic("orders-eu"))
+            await talk.session.refresh()
+            await answered(id_, fields)
+
+        talk.conversation._answer = slowly  # type: ignore[method-assign]
+        answer = await talk.ask(resume(session))
+        assert answer["subs"]["s"]["partitions"] == {"orders": [0], "orders-eu": [0]}
+        told = await talk.hear()
+        if comes:
+            assert (told["op"], told["partitions"], told["cursor"]) == ("assigned", {"orders": [1]}, "orders:1=0")
+        else:
+            assert (told["op"], told["partitions"]) == ("revoked", {"orders-eu": [0]})
+        await talk.heard("caught_up")
+        await talk.fill("orders", 2, partition=1 if comes else 0)
+        assert len(await talk.messages(2)) == 2
+        await talk.quiet()
+    await server.sessions.close()
+
+
 class Ruled(type(OPEN)):  # type: ignore[misc]
     """Rights that a change of rules takes away."""
 
