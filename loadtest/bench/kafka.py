@@ -204,17 +204,6 @@ WORKS = (
 )  # fmt: skip
 
 
-def _write_to_each(side: Side, topic: str, partitions: int) -> None:
-    """A record to each partition: what a first one costs is no part of the rate."""
-    producer: Any = import_module("confluent_kafka").Producer(
-        {"bootstrap.servers": side.endpoint, "acks": "all", "log_level": 0}
-    )
-    for partition in range(partitions):
-        producer.produce(topic, b"first", partition=partition)
-    if producer.flush(librdkafka.TOOL_TIMEOUT_S):
-        raise WorkFailed("not every partition took a record")
-
-
 @contextmanager
 def sides(directory: Path, level: str) -> Iterator[tuple[list[Side], str]]:
     """Both servers at a level, and how their memory is limited. Raises Unavailable."""
@@ -263,7 +252,7 @@ def _on_its_topic(work: Work, side: Side, round_: int, count: int) -> tuple[Sequ
     librdkafka.create_topic(side.endpoint, topic, work.partitions)
     try:
         if work.partitions > 1:
-            _write_to_each(side, topic, work.partitions)
+            librdkafka.write_to_each(side.endpoint, topic, work.partitions)
         return _once(work, side, topic, count)
     finally:
         librdkafka.delete_topic(side.endpoint, topic)

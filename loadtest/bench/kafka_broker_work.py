@@ -5,10 +5,12 @@ Batches of `raw` works are made once, BATCH_RECORDS records each, so a client's 
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -32,6 +34,11 @@ from store.record_batch import encode_columns
 
 BROKER = "kafka1"
 BATCH_RECORDS = 1_000
+ANSWER_TIMEOUT_S, ARRIVAL_TIMEOUT_S = 60.0, 60.0
+"""How long a slow machine may take for what it is asked; and for records that were sent, which is part of the times
+that are measured."""
+
+RETRY_S = 0.2
 CONNECTIONS = 8
 """On which prebuilt batches go in. Kafka answers those of one connection in order, one at a time."""
 
@@ -77,9 +84,16 @@ def subjects(directory: Path) -> Iterator[Subjects]:
 
 
 async def _asked(url: str, method: str, path: str, body: object = None) -> None:
-    async with aiohttp.ClientSession() as session, session.request(method, url + path, json=body) as answer:
-        if answer.status >= 300:
-            raise WorkFailed(f"{method} {path}: {await answer.text()}")
+    """Have it done. A Kafka that takes long to make a topic is waited for."""
+    until_s = time.monotonic() + ANSWER_TIMEOUT_S
+    async with aiohttp.ClientSession() as session:
+        while True:
+            async with session.request(method, url + path, json=body) as answer:
+                if answer.status < 300:
+                    return
+                if answer.status != HTTPStatus.SERVICE_UNAVAILABLE or time.monotonic() > until_s:
+                    raise WorkFailed(f"{method} {path}: {await answer.text()}")
+            await asyncio.sleep(RETRY_S)
 
 
 async def _make(url: str, topic: str, *, is_moved: bool) -> None:
@@ -110,8 +124,9 @@ def drop_own(at: Subjects, topic: str) -> None:
 
 
 def make_straight(at: Subjects, topic: str) -> None:
-    """A topic of Kafka's alone, as Kafka makes it."""
+    """A topic of Kafka's alone, as Kafka makes it, with one record."""
     librdkafka.create_topic(at.kafka, topic, 1)
+    librdkafka.write_to_each(at.kafka, topic, 1)
 
 
 def drop_straight(at: Subjects, topic: str) -> None:
@@ -250,7 +265,7 @@ async def _push(url: str, topic: str, rate: int, seconds: float) -> Latency:
         session, url, {"Content-Type": JSON_TYPE}, topic=topic
     ) as path:  # fmt: skip
         try:
-            return await path.run(rate, seconds)
+            return await path.run(rate, seconds, ARRIVAL_TIMEOUT_S)
         except RunFailed as error:
             raise WorkFailed(str(error)) from error
 

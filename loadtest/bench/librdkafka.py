@@ -102,6 +102,17 @@ def create_topic(endpoint: str, topic: str, partitions: int) -> None:
     client.create_topics([admin.NewTopic(topic, partitions, 1)])[topic].result(TOPIC_TIMEOUT_S)
 
 
+def write_to_each(endpoint: str, topic: str, partitions: int) -> None:
+    """A record to each partition: what a first one costs is no part of a rate, and who sends bytes has a topic that is
+    ready. Raises WorkFailed."""
+    kafka: Any = import_module("confluent_kafka")
+    producer = kafka.Producer({"bootstrap.servers": endpoint, "acks": "all", "log_level": 0})
+    for partition in range(partitions):
+        producer.produce(topic, b"first", partition=partition)
+    if producer.flush(TOOL_TIMEOUT_S):
+        raise WorkFailed("not every partition took a record")
+
+
 def delete_topic(endpoint: str, topic: str) -> None:
     """With all that it holds."""
     admin: Any = import_module("confluent_kafka.admin")

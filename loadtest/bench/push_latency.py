@@ -49,8 +49,9 @@ class PushPath:
         self._headers = headers
         self._next_sequence = 0
 
-    async def run(self, rate: int, duration_s: float) -> Latency:
-        """Send `rate` records a second. Raises RunFailed when one is refused or does not arrive."""
+    async def run(self, rate: int, duration_s: float, arrival_timeout_s: float = ARRIVAL_TIMEOUT_S) -> Latency:
+        """Send `rate` records a second. Raises RunFailed when one is refused, or does not arrive in time behind the
+        last one's sending."""
         first = self._next_sequence
         count = max(int(rate * duration_s), 1)
         self._next_sequence += count
@@ -71,7 +72,7 @@ class PushPath:
                     sending.send(self._request(first + number))
                 sent_count = due_count
                 await asyncio.sleep(_TICK_S)
-            await asyncio.wait_for(receiving, ARRIVAL_TIMEOUT_S)
+            await asyncio.wait_for(receiving, arrival_timeout_s)
         except TimeoutError:
             raise RunFailed(f"{count - len(took_ms)} of {count} records did not arrive") from None
         finally:
