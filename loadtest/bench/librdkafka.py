@@ -19,6 +19,8 @@ from loadtest.stats import percentile
 
 TOOL_TIMEOUT_S = 300
 TOPIC_TIMEOUT_S = 120
+READY = b"ready"
+"""The record behind which times are taken; there may be others before it."""
 
 _SOURCES = """Types: deb-src
 URIs: {archive}
@@ -141,9 +143,9 @@ def end_to_end(endpoint: str, topic: str, count: int, rate: int) -> tuple[float,
     consumer = kafka.Consumer({"bootstrap.servers": endpoint, "group.id": "latency", "fetch.wait.max.ms": 500})
     consumer.assign([kafka.TopicPartition(topic, 0, 0)])
     producer = kafka.Producer({"bootstrap.servers": endpoint, "acks": "all", "linger.ms": 0})
-    producer.produce(topic, b"0")
+    producer.produce(topic, READY)
     producer.flush(TOOL_TIMEOUT_S)
-    while consumer.poll(1.0) is None:
+    while (message := consumer.poll(1.0)) is None or message.value() != READY:
         pass
     took_ms: list[float] = []
 
