@@ -8,7 +8,7 @@ PORT ?= 8082
 DATA ?= ./mq-data
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-cluster run test test-matrix test-long mutants check format lint types imports routes clients configuration dashboard published fuzz-api bench bench-store bench-queues bench-timer bench-groups bench-kafka bench-push bench-peers load load-ui bench-growth torture torture-kill torture-disk torture-timer torture-groups clean torture-spark bench-spark test-js build-js shots bench-js bench-python attack
+.PHONY: help setup demo demo-cluster run test test-matrix test-long mutants check format lint types imports routes clients configuration dashboard published fuzz-api bench bench-store bench-queues bench-timer bench-groups bench-kafka bench-kafka-broker bench-push bench-peers load load-ui bench-growth torture torture-kill torture-disk torture-timer torture-groups clean torture-spark bench-spark test-js build-js shots bench-js bench-python attack
 
 help: ## What you can do here
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -149,6 +149,11 @@ bench-kafka: $(STAMP) ## Kafka's own clients (C, Java, Python) with mq and with 
 	@.ci/setup-peers
 	@$(BIN)/python -m pip install -q --editable '.[peers]'
 	@$(BIN)/python -m loadtest.bench.kafka $(if $(ONLY),--only "$(ONLY)") $(if $(SCALE),--scale $(SCALE)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(MINUTES),--minutes $(MINUTES))
+
+bench-kafka-broker: $(STAMP) ## Partitions in Kafka beside native clients on the same Kafka: ONLY=in|out|latency SCALE=0.01 ROUNDS=1 MINUTES=9
+	@.ci/setup-peers
+	@$(BIN)/python -m pip install -q --editable '.[peers]'
+	@$(BIN)/python -m loadtest.bench.kafka_broker $(if $(ONLY),--only $(ONLY)) $(if $(SCALE),--scale $(SCALE)) $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(MINUTES),--minutes $(MINUTES))
 
 torture: $(STAMP) ## A million simulated crash states of the store (half an hour on two cores); SEED=<n> repeats
 	@$(BIN)/python -m tests.properties.torture --states $(or $(STATES),1000000) $(if $(SEED),--seed $(SEED))

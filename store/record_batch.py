@@ -459,13 +459,20 @@ def numbers_of(batch: Buffer) -> tuple[int, int, int]:
     return numbers
 
 
-def numbered(batch: Buffer, producer_id: int, epoch: int, first: int) -> bytearray:
-    """A copy of the batch as an idempotent producer sends it: of a producer and its epoch, its first record with this
-    number."""
-    made = bytearray(batch)
-    _NUMBERS.pack_into(made, _NUMBERS_AT, producer_id, epoch, first)
-    _seal(made)
-    return made
+def numbered_head(batch: Buffer, producer_id: int, epoch: int, first: int) -> bytes:
+    """The first HEADER_BYTES of the batch as an idempotent producer sends it: of a producer and its epoch, its first
+    record with this number. What follows stays as it is."""
+    with memoryview(batch) as view:
+        head = bytearray(view[:HEADER_BYTES])
+        _NUMBERS.pack_into(head, _NUMBERS_AT, producer_id, epoch, first)
+        _LENGTH.pack_into(head, _LENGTH_FROM, len(view) - _LENGTH_AT)
+        _CRC.pack_into(head, _CRC_AT, crc32c(view[HEADER_BYTES:], crc32c(memoryview(head)[_CRC_FROM:])))
+    return bytes(head)
+
+
+def numbered(batch: Buffer, producer_id: int, epoch: int, first: int) -> bytes:
+    """A copy of the batch with its `numbered_head`."""
+    return b"".join((numbered_head(batch, producer_id, epoch, first), memoryview(batch)[HEADER_BYTES:]))
 
 
 def undated(batch: Buffer) -> bytearray:

@@ -320,7 +320,7 @@ class KafkaMetadata(WatchedKeys):
         writer = self._writer
         pause_s = RETRY_S
         while writer == self._writer and any(number in self._sent for number in numbers):
-            [outcome] = await self._kafka.produce(self._topic, 0, [batch])
+            outcome = await self._kafka.produce(self._topic, 0, batch)
             if isinstance(outcome, Stored):
                 self._stored_s = time.monotonic()
                 return

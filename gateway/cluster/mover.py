@@ -113,10 +113,17 @@ def chain_of(
 ) -> Chain:
     """The chain by which a partition is read and written on node `own`, of its record; what a Kafka broker has of it is
     told to it. Only the owner appends to a Kafka partition: for other nodes an open segment there is a queue of its
-    node. Raises UnknownBroker."""
+    node. For a process that does not know the Kafka cluster, as a gateway, so is what is sealed there. Raises
+    UnknownBroker."""
     chain = []
     for segment in record.segments:
-        broker, queue = broker_named(segment.broker), queue_of(topic_id, partition, segment)
+        queue = queue_of(topic_id, partition, segment)
+        try:
+            broker = broker_named(segment.broker)
+        except UnknownBroker:
+            if segment.pid is None or record.owner == own:
+                raise
+            broker = broker_named(record.owner)
         if isinstance(broker, KafkaBroker):
             broker.know(queue, place_of(segment), is_sealing=record.state is PartitionState.SEALING)
             if segment.end is None and record.owner != own:

@@ -38,6 +38,7 @@ from gateway.cluster.metadata import ABSENT, CAS_BYTES_MAX, CAS_KEYS_MAX, Listin
 from gateway.cluster.mover import PARTITIONS
 from gateway.cluster.record import decode
 from gateway.cluster.restoring import restored
+from gateway.cluster.topics import TOPICS, decode_topic
 from gateway.routing.delivery import message_id_of
 from gateway.settings.config import GatewayConfig
 from store import Store
@@ -195,6 +196,7 @@ async def restore(
     made, values = read_backup(source)
     if sorted(roots) != sorted(made.nodes):
         raise NoBackup(f"the backup is of nodes {', '.join(made.nodes)}: name a directory for each of them")
+    _check_on_nodes(values)
     found = restored(values, SystemClock().now_ms())
     if CLUSTER in (await metadata.list("")).values:
         raise NoBackup("there is a cluster under this prefix: choose another one, or remove it")
@@ -209,6 +211,28 @@ async def restore(
         settled += await settle_schedules(configured(root), name, delivered, made.ended_ms + CLOCKS_MS)
     await _put(metadata, found)
     return Restored(sum(key.startswith("partitions/") for key in found), settled)
+
+
+def _check_on_nodes(values: Mapping[str, bytes]) -> None:
+    """Raises NoBackup when a partition was on a Kafka cluster: where its records there end is known there alone, and an
+    offset that was given since must not be given again."""
+    by_id = {
+        record.topic.topic_id: record.topic.name
+        for key, data in values.items()
+        if key.startswith(TOPICS) and (record := decode_topic(data)).attached is None
+    }
+    ids = {
+        int(key.removeprefix(PARTITIONS).partition("/")[0]) for key, data in values.items() if _is_on_kafka(key, data)
+    }
+    if names := sorted(by_id[topic_id] for topic_id in ids & by_id.keys()):
+        raise NoBackup(
+            f"partitions of {', '.join(names)} were on a Kafka cluster when the backup was made, and cannot be "
+            "restored: move partitions to nodes before a backup (mq partition move TOPIC --all --to NODE)"
+        )
+
+
+def _is_on_kafka(key: str, data: bytes) -> bool:
+    return key.startswith(PARTITIONS) and decode(data).open_segment.pid is not None
 
 
 def _copy_tree(source: Path, target: Path) -> None:

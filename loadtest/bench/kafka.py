@@ -19,8 +19,6 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import resource
-import subprocess
 import sys
 import tempfile
 import time
@@ -31,29 +29,27 @@ from importlib import import_module
 from itertools import product
 from pathlib import Path
 from statistics import median
-from threading import Thread
 from typing import Any, NamedTuple
 
 import psutil
 from rich.console import Console
 
+from loadtest.bench import librdkafka
 from loadtest.bench import parts as pages
 from loadtest.bench.containment import memory_limited
 from loadtest.bench.disk import forget_files
-from loadtest.bench.librdkafka import rate_of, rdkafka_performance
-from loadtest.bench.parts import Part, number, shown_times
+from loadtest.bench.parts import Part, limit, number, shown_times
 from loadtest.peers.fetch import TOOLS, program
 from loadtest.peers.kafka import TOOL_JAVA, Kafka
 from loadtest.peers.kafka import VERSION as KAFKA_VERSION
 from loadtest.peers.peer import Durability, Level, Unavailable, WorkFailed
 from loadtest.peers.servers import free_port
 from loadtest.process import end_when_told, running_server
-from loadtest.stats import Spread, paired_ratio, percentile
+from loadtest.stats import Spread, paired_ratio
 
 RESULTS = Path(__file__).parents[2] / "docs" / "benchmarks"
 LEVELS = {"written": Durability.WRITTEN, "durable": Durability.SYNCED}
 OURS, KAFKA = "mq", "Apache Kafka"
-TOOL_TIMEOUT_S = 300
 LATENCY_RATE = 1_000
 LATENCY_RUN_S = 5.0
 RUN_S = 2.0
@@ -62,11 +58,7 @@ RUN_S = 2.0
 WARM_COUNT_SHARE = 0.1
 """Of the records of a work, in the round that does not count."""
 
-BUSY = 0.85
-"""From which share on something is called the limit of a row."""
-
 MANY_PARTITIONS = 1_000
-TOPIC_TIMEOUT_S = 120
 COUNT_MIN = 1_000
 GOALS = {"written": 1.0, "durable": 1.5}
 """What ours shall reach of Kafka's rate in workloads that produce; 1.0 in all others."""
@@ -130,31 +122,17 @@ class Work(NamedTuple):
     """The page cache has none of what it reads; else it has all."""
 
 
-def _tool(command: Sequence[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TOOL_TIMEOUT_S)
-    if done.returncode:
-        raise WorkFailed(f"{Path(command[0]).name}: {(done.stdout + done.stderr)[-500:]}")
-    return done.stdout + done.stderr
-
-
 def _c_produce(size_bytes: int) -> Run:
-    def run(side: Side, topic: str, count: int) -> Sequence[float]:
-        command = [rdkafka_performance(TOOLS), "-P", "-t", topic, "-s", str(size_bytes), "-c", str(count)]
-        command += ["-b", side.endpoint, "-a", "-1", "-X", "linger.ms=5", "-X", "queue.buffering.max.messages=500000"]
-        return [rate_of(_tool(command), count)]
-
-    return run
+    return lambda side, topic, count: [librdkafka.produce(side.endpoint, topic, size_bytes, count)]
 
 
 def _c_consume(side: Side, topic: str, count: int) -> Sequence[float]:
-    command = [rdkafka_performance(TOOLS), "-C", "-t", topic, "-p", "0", "-o", "beginning", "-c", str(count)]
-    command += ["-b", side.endpoint, "-X", "queued.min.messages=1000000"]
-    return [rate_of(_tool(command), count)]
+    return [librdkafka.consume(side.endpoint, topic, count)]
 
 
 def _java(tool: str, *arguments: str) -> str:
     java = [program("java", "default-jre-headless"), *TOOL_JAVA, "-cp", f"{TOOLS / f'kafka-{KAFKA_VERSION}'}/*"]
-    return _tool([*java, f"org.apache.kafka.tools.{tool}", *arguments])
+    return librdkafka.said([*java, f"org.apache.kafka.tools.{tool}", *arguments])
 
 
 def _java_produce(size_bytes: int) -> Run:
@@ -197,7 +175,7 @@ def _python_produce(size_bytes: int) -> Run:
             producer.produce(topic, value)
             if number_ % 10_000 == 9_999:
                 producer.poll(0)
-        if producer.flush(TOOL_TIMEOUT_S):
+        if producer.flush(librdkafka.TOOL_TIMEOUT_S):
             raise WorkFailed("confluent-kafka did not deliver all")
         return [count / (time.perf_counter() - began_s)]
 
@@ -205,38 +183,7 @@ def _python_produce(size_bytes: int) -> Run:
 
 
 def _latency(side: Side, topic: str, count: int) -> Sequence[float]:
-    """From `produce` to the consumer's `poll`, of single records at a steady rate: p50 and p99."""
-    kafka: Any = import_module("confluent_kafka")
-    consumer = kafka.Consumer({"bootstrap.servers": side.endpoint, "group.id": "latency", "fetch.wait.max.ms": 500})
-    consumer.assign([kafka.TopicPartition(topic, 0, 0)])
-    producer = kafka.Producer({"bootstrap.servers": side.endpoint, "acks": "all", "linger.ms": 0})
-    producer.produce(topic, b"0")
-    producer.flush(TOOL_TIMEOUT_S)
-    while consumer.poll(1.0) is None:
-        pass
-    took_ms: list[float] = []
-
-    def send() -> None:
-        began_s = time.perf_counter()
-        for number_ in range(count):
-            due_s = began_s + number_ / LATENCY_RATE
-            if (left_s := due_s - time.perf_counter()) > 0:
-                time.sleep(left_s)
-            producer.produce(topic, str(time.perf_counter_ns()).encode())
-            producer.poll(0)
-        producer.flush(TOOL_TIMEOUT_S)
-
-    sending = Thread(target=send)
-    sending.start()
-    until_s = time.monotonic() + TOOL_TIMEOUT_S
-    while len(took_ms) < count and time.monotonic() < until_s:
-        for message in consumer.consume(1_000, 0.001) or ():
-            took_ms.append((time.perf_counter_ns() - int(message.value())) / 1e6)
-    sending.join()
-    consumer.close()
-    if len(took_ms) < count:
-        raise WorkFailed(f"{len(took_ms)} of {count} records came")
-    return [percentile(took_ms, 50), percentile(took_ms, 99)]
+    return librdkafka.end_to_end(side.endpoint, topic, count, LATENCY_RATE)
 
 
 _C, _JAVA_IN, _JAVA_OUT = "rdkafka_performance", "kafka-producer-perf-test", "kafka-consumer-perf-test"
@@ -255,29 +202,6 @@ WORKS = (
     Work(("end to end at 1,000/s, p50", "end to end at 1,000/s, p99"), _PYTHON, "ms", 1,
          int(LATENCY_RATE * LATENCY_RUN_S), _latency),
 )  # fmt: skip
-
-
-def _create(side: Side, topic: str, partitions: int) -> None:
-    admin: Any = import_module("confluent_kafka.admin")
-    client = admin.AdminClient({"bootstrap.servers": side.endpoint, "log_level": 0})
-    client.create_topics([admin.NewTopic(topic, partitions, 1)])[topic].result(TOPIC_TIMEOUT_S)
-
-
-def _write_to_each(side: Side, topic: str, partitions: int) -> None:
-    """A record to each partition: what a first one costs is no part of the rate."""
-    producer: Any = import_module("confluent_kafka").Producer(
-        {"bootstrap.servers": side.endpoint, "acks": "all", "log_level": 0}
-    )
-    for partition in range(partitions):
-        producer.produce(topic, b"first", partition=partition)
-    if producer.flush(TOOL_TIMEOUT_S):
-        raise WorkFailed("not every partition took a record")
-
-
-def _delete(side: Side, topic: str) -> None:
-    admin: Any = import_module("confluent_kafka.admin")
-    client = admin.AdminClient({"bootstrap.servers": side.endpoint, "log_level": 0})
-    client.delete_topics([topic])[topic].result(TOPIC_TIMEOUT_S)
 
 
 @contextmanager
@@ -308,23 +232,12 @@ class _Found:
     used: dict[str, list[tuple[Used, int]]]
 
 
-def _client_s() -> float:
-    """Processor seconds of this program and of the tools that it has run."""
-    return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-
-
-def _idle_s() -> float:
-    """Seconds that the processors had nothing to do."""
-    times = psutil.cpu_times()
-    return float(times.idle + getattr(times, "iowait", 0.0))
-
-
 def _once(work: Work, side: Side, topic: str, count: int) -> tuple[Sequence[float], Used]:
     """One run of a work, on a topic that is there."""
-    server_s, client_s, idle_s, began_s = side.cpu_s(), _client_s(), _idle_s(), time.perf_counter()
+    server_s, client_s, idle_s, began_s = side.cpu_s(), pages.own_cpu_s(), pages.idle_cpu_s(), time.perf_counter()
     values = work.run(side, topic, count)
     wall_s = time.perf_counter() - began_s
-    return values, Used(side.cpu_s() - server_s, _client_s() - client_s, _idle_s() - idle_s, wall_s)
+    return values, Used(side.cpu_s() - server_s, pages.own_cpu_s() - client_s, pages.idle_cpu_s() - idle_s, wall_s)
 
 
 def _on_its_topic(work: Work, side: Side, round_: int, count: int) -> tuple[Sequence[float], Used]:
@@ -336,13 +249,13 @@ def _on_its_topic(work: Work, side: Side, round_: int, count: int) -> tuple[Sequ
             work.run(side, topic, count)
         return _once(work, side, topic, count)
     topic = f"work-{round_}-{WORKS.index(work)}"
-    _create(side, topic, work.partitions)
+    librdkafka.create_topic(side.endpoint, topic, work.partitions)
     try:
         if work.partitions > 1:
-            _write_to_each(side, topic, work.partitions)
+            librdkafka.write_to_each(side.endpoint, topic, work.partitions)
         return _once(work, side, topic, count)
     finally:
-        _delete(side, topic)
+        librdkafka.delete_topic(side.endpoint, topic)
 
 
 def measured(
@@ -356,7 +269,7 @@ def measured(
         # The most records of each size.
         filled = dict(sorted((work.reads_bytes, work.record_count) for work in workloads if work.reads_bytes))
         for (size_bytes, record_count), side in product(filled.items(), both):
-            _create(side, f"filled-{size_bytes}", 1)
+            librdkafka.create_topic(side.endpoint, f"filled-{size_bytes}", 1)
             _c_produce(size_bytes)(side, f"filled-{size_bytes}", options.count(record_count))
         for round_ in range(options.rounds + 1):
             if round_ > 1 and time.monotonic() > options.until_s:
@@ -412,7 +325,8 @@ def cells(level: str, row: Mapping[str, Any], core_count: int) -> tuple[str, ...
     if "ours_cores" in row:
         own_cores, client_cores = median(row["ours_cores"]), median(row["ours_client_cores"])
         cores = f"{own_cores:.2f} + {client_cores:.2f}"
-        limited = limit(row["unit"], own_cores, client_cores, median(row["ours_idle_cores"]), core_count)
+        used = {"mq": own_cores, "the client": client_cores}
+        limited = limit(used, median(row["ours_idle_cores"]), core_count) if row["unit"] == "records/s" else "-"
     return (
         row["work"],
         row["client"],
@@ -437,21 +351,6 @@ def _speed(row: Mapping[str, Any]) -> Spread:
 
 def _goal(level: str, row: Mapping[str, Any]) -> float:
     return GOALS[level] if row["produces"] else 1.0
-
-
-def limit(unit: str, own_cores: float, client_cores: float, idle_cores: float, core_count: int) -> str:
-    """What keeps a rate from being higher, by what was used of the cores. A tool's start is part of its time."""
-    if unit != "records/s":
-        return "-"
-    if own_cores >= BUSY:
-        return "mq's thread"
-    if idle_cores <= (1 - BUSY) * core_count:
-        others = {"mq": own_cores, "the client": client_cores}
-        others["other programs"] = core_count - idle_cores - own_cores - client_cores
-        return f"the cores, taken mostly by {max(others, key=lambda name: others[name])}"
-    if client_cores >= BUSY:
-        return "the client's thread"
-    return "waiting: the disk, or the next answer"
 
 
 def losses(parts: Mapping[str, Part]) -> list[str]:
@@ -525,7 +424,7 @@ def main() -> None:
     parts: dict[str, Part] = {}
     with tempfile.TemporaryDirectory(prefix="mq-bench-", dir=asked.dir) as directory:
         try:
-            rdkafka_performance(TOOLS)
+            librdkafka.rdkafka_performance(TOOLS)
             levels = [asked.level] if asked.level else [*LEVELS]
             began_s = time.monotonic()
             for at, level in enumerate(levels, 1):

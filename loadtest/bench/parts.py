@@ -11,6 +11,7 @@ date: the page says which rows are of which.
 from __future__ import annotations
 
 import os
+import resource
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import orjson
+import psutil
 
 from loadtest.bench import machine
 from loadtest.peers import usage
@@ -26,6 +28,9 @@ from loadtest.stats import Spread, paired_ratio
 
 FORMAT = 2
 HIGHER_IS_BETTER = ("records/s", "MB/s")
+
+BUSY = 0.85
+"""From which share on something is called the limit of a row."""
 
 
 class Goal(NamedTuple):
@@ -126,6 +131,20 @@ def number(value: float, unit: str) -> str:
     return f"{value:,.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
 
 
+def limit(cores: Mapping[str, float], idle_cores: float, core_count: int) -> str:
+    """What keeps a rate from being higher: `cores` has what of them each program used, the servers of one thread first.
+    A tool's start is part of its time."""
+    server, *_ = cores
+    if cores[server] >= BUSY:
+        return f"{server}'s thread"
+    if idle_cores <= (1 - BUSY) * core_count:
+        others = {**cores, "other programs": core_count - idle_cores - sum(cores.values())}
+        return f"the cores, taken mostly by {max(others, key=lambda name: others[name])}"
+    if cores.get("the client", 0.0) >= BUSY:
+        return "the client's thread"
+    return "waiting: the disk, or the next answer"
+
+
 class Part(NamedTuple):
     """Rows that were measured together. `rows` are those of `Row`, or whatever the program's page is made of, as JSON
     has them."""
@@ -143,6 +162,17 @@ def conditions(directory: Path, **settings: object) -> dict[str, object]:
         **machine.versions(),
         **settings,
     }
+
+
+def own_cpu_s() -> float:
+    """Processor seconds of this program and of the tools that it has run and waited for."""
+    return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+
+
+def idle_cpu_s() -> float:
+    """Seconds that the processors had nothing to do."""
+    times = psutil.cpu_times()
+    return float(times.idle + getattr(times, "iowait", 0.0))
 
 
 class OtherPrograms:

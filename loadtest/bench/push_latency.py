@@ -27,6 +27,7 @@ from loadtest.stats import percentile
 
 CONNECTIONS = 32
 ARRIVAL_TIMEOUT_S = 5.0
+TOPIC = "bench"
 _TICK_S = 0.001
 
 Receive = Callable[[], Awaitable[list[int]]]
@@ -47,14 +48,16 @@ class Latency(NamedTuple):
 class PushPath:
     """Connections to send on and a stream to receive on, of one server."""
 
-    def __init__(self, url: str, receive: Receive, headers: Mapping[str, str]):
+    def __init__(self, url: str, receive: Receive, headers: Mapping[str, str], topic: str = TOPIC):
         self._url = url
+        self._topic = topic
         self._receive_some = receive
         self._headers = headers
         self._next_sequence = 0
 
-    async def run(self, rate: int, duration_s: float) -> Latency:
-        """Send `rate` records a second. Raises RunFailed when one is refused or does not arrive."""
+    async def run(self, rate: int, duration_s: float, arrival_timeout_s: float = ARRIVAL_TIMEOUT_S) -> Latency:
+        """Send `rate` records a second. Raises RunFailed when one is refused, or does not arrive in time behind the
+        last one's sending."""
         first = self._next_sequence
         count = max(int(rate * duration_s), 1)
         self._next_sequence += count
@@ -78,7 +81,7 @@ class PushPath:
                         late_ms.append((time.perf_counter() - due_s[number]) * 1000)
                     sent_count = due_count
                     await asyncio.sleep(_TICK_S)
-                await asyncio.wait_for(receiving, ARRIVAL_TIMEOUT_S)
+                await asyncio.wait_for(receiving, arrival_timeout_s)
         except TimeoutError:
             raise RunFailed(f"{count - len(took_ms)} of {count} records did not arrive") from None
         finally:
@@ -96,7 +99,7 @@ class PushPath:
     def _request(self, sequence: int) -> object:
         """What a connection takes for a record."""
         body = orjson.dumps({"records": [{"key": f"k{sequence % 1000}", "value": {"sequence": sequence}}]})
-        return Request("POST", "/topics/bench", self._headers, body).encode(self._url)
+        return Request("POST", f"/topics/{self._topic}", self._headers, body).encode(self._url)
 
     async def _receive(self, first: int, count: int, due_s: array[float], took_ms: array[float]) -> None:
         while len(took_ms) < count:
@@ -145,16 +148,20 @@ READER: Mapping[str, object] = {"from": "latest"}
 
 @asynccontextmanager
 async def our_push_path(
-    session: aiohttp.ClientSession, url: str, headers: Mapping[str, str], mode: Mapping[str, object] = READER
+    session: aiohttp.ClientSession,
+    url: str,
+    headers: Mapping[str, str],
+    mode: Mapping[str, object] = READER,
+    topic: str = TOPIC,
 ) -> AsyncIterator[PushPath]:
-    """Our server: a subscription of topic "bench" whose credit returns by itself. `mode`: the fields of its kind."""
-    subscribe = {"id": 1, "op": "subscribe", "sub": "b", "topics": ["bench"], "credit": 10_000, **mode}
+    """Our server: a subscription of a topic whose credit returns by itself. `mode`: the fields of its kind."""
+    subscribe = {"id": 1, "op": "subscribe", "sub": "b", "topics": [topic], "credit": 10_000, **mode}
     async with session.ws_connect(f"{url}/ws/v1") as socket:
         await socket.send_str(orjson.dumps(subscribe).decode())
         answer = orjson.loads(await socket.receive_str())
         if not answer["ok"]:
             raise RunFailed(answer["message"])
-        yield PushPath(url, _frames(socket, _of_our_frame), headers)
+        yield PushPath(url, _frames(socket, _of_our_frame), headers, topic)
 
 
 @asynccontextmanager

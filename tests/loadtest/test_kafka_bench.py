@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loadtest.bench.kafka import as_markdown, limit
+from loadtest.bench.kafka import as_markdown
 from loadtest.bench.librdkafka import rate_of
 from loadtest.bench.parts import Part
 from loadtest.peers.peer import WorkFailed
@@ -41,11 +41,3 @@ def test_a_row_says_who_is_faster_what_it_costs_and_what_limits_it() -> None:
     assert "| p99 | c | 4 ms | 2 ms | 0.5x | 0.50 | 1.00 | 0.5x | 0.20 + 1.60 | - | >= 1x | **no** |" in page
     assert "| old | c | 210 k/s | 100 k/s | 2.1x (2 - 2.2) | 0.50 | 1.00 | 0.5x | - | - | >= 1.5x | yes |" in page
     assert "- durable, p99, c: 0.5x of Kafka's speed, the goal is 1x; 0.5x of its CPU time.\n" in page
-
-
-def test_what_limits_a_rate() -> None:
-    assert limit("records/s", 0.9, 0.5, 0.1, 2) == "mq's thread"
-    assert limit("records/s", 0.3, 0.9, 2.0, 4) == "the client's thread"
-    assert limit("records/s", 0.3, 0.4, 1.2, 2) == "waiting: the disk, or the next answer"
-    assert limit("records/s", 0.3, 0.4, 0.1, 2) == "the cores, taken mostly by other programs"
-    assert limit("ms", 0.9, 0.9, 0.0, 2) == "-"

@@ -103,3 +103,11 @@ def test_a_child_of_ours_is_no_other_program() -> None:
     subprocess.run([sys.executable, "-c", "import time\nwhile time.process_time() < 0.5: pass"], check=True)
     seen = usage.taken([others._first, others._look()], others._first.at_s, time.monotonic())
     assert seen.client_cpu_s >= 0.4, "the kernel counts in hundredths"
+
+
+def test_what_limits_a_rate() -> None:
+    assert parts.limit({"mq": 0.9, "the client": 0.5}, 0.1, 2) == "mq's thread"
+    assert parts.limit({"mq": 0.3, "the client": 0.9}, 2.0, 4) == "the client's thread"
+    assert parts.limit({"mq": 0.3, "the client": 0.4}, 1.2, 2) == "waiting: the disk, or the next answer"
+    assert parts.limit({"mq": 0.3, "the client": 0.4}, 0.1, 2) == "the cores, taken mostly by other programs"
+    assert parts.limit({"mq": 0.5, "Kafka": 0.9, "the client": 0.4}, 0.1, 2) == "the cores, taken mostly by Kafka"

@@ -589,3 +589,13 @@ def test_a_mark_that_makes_a_batch_too_large_is_refused() -> None:
     batch = record_batch.encode([Record(None, b"v" * (BATCH_BYTES_MAX - 200), 1)])
     with pytest.raises(RecordTooLarge):
         record_batch.marked(batch, b"mq-x", b"c" * 200)
+
+
+def test_only_the_head_of_a_batch_changes_when_it_is_numbered() -> None:
+    batch = encode([Record(b"k", b"v" * 1_000, 5)] * 3)
+    head = record_batch.numbered_head(memoryview(batch), 4001, 7, 90)
+    whole = record_batch.numbered(batch, 4001, 7, 90)
+    assert whole == head + batch[record_batch.HEADER_BYTES :]
+    assert record_batch.numbers_of(whole) == (4001, 7, 90)
+    assert record_batch.check(whole).record_count == 3
+    assert record_batch.numbers_of(batch)[0] == -1, "the batch itself is as it was"

@@ -1,6 +1,6 @@
-"""The appends of this node to a Kafka partition that others write to as well: the rounds of writer.py, by a producer of
-their own, without its rule of positions. So a batch that is sent again is stored once, as long as Kafka knows the
-producer; and a caller who is told that the outcome is unknown, and sends again, may have it stored twice.
+"""The appends of this node to a Kafka partition that others write to as well: as of writer.py, by a producer of their
+own, without its rule of positions. So a batch that is sent again is stored once, as long as Kafka knows the producer;
+and a caller who is told that the outcome is unknown, and sends again, may have it stored twice.
 
 When Kafka does not know the producer any more, or has not answered for too long, this writer is over, and the next send
 begins another one.
@@ -88,7 +88,7 @@ class AttachedWriter(Writer):
 
     def _give_up(self) -> None:
         super()._give_up()
-        if all(call.done.done() for call in self._sent):
+        if self._sent and all(call.done.done() for call in self._sent):
             self._tenure.is_in_doubt = True  # nobody waits for it any more
 
     def _end(self, error: StoreError) -> None:

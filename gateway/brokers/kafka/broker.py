@@ -298,7 +298,7 @@ class KafkaBroker:
     async def _put(self, topic: str, partition: int, batch: bytes) -> int:
         """Append a record that is none of a user's. Raises BrokerUnreachable, SealedQueue."""
         for _ in range(FENCE_TRIES):
-            [outcome] = await self._kafka.produce(topic, partition, [batch])
+            outcome = await self._kafka.produce(topic, partition, batch)
             [verdict] = judge([outcome])
             if isinstance(verdict, Stored):
                 return verdict.base_offset

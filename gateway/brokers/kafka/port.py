@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
 from typing import NamedTuple, Protocol
 
 from gateway.brokers.kafka.codes import Outcome
+from store.types import Buffer
 
 
 class Unreached(Exception):
@@ -48,8 +49,18 @@ class TopicPlan(NamedTuple):
     older_than: tuple[str, ...] = ()
 
 
+class Lane(Protocol):
+    """A connection to the leader of a partition. What goes over one arrives in the order in which it was sent, and
+    nothing behind what does not; when it is lost, so is all that has no answer, and another one is asked for."""
+
+    def send(self, *parts: Buffer) -> asyncio.Future[Outcome]:
+        """Send a batch, which is these parts, at once, to all replicas in sync (acks=all); what became of it. Cancel it
+        to hear no more."""
+        ...
+
+
 class Kafka(Protocol):
-    """One Kafka cluster. Every method but `produce` raises Unreached or Refused."""
+    """One Kafka cluster. Every method but `lane` and `produce` raises Unreached or Refused."""
 
     @property
     def trouble(self) -> str | None:
@@ -60,9 +71,12 @@ class Kafka(Protocol):
         """Look whether the cluster lets us in; one that is not reached is no reason to say no. Raises Rejected."""
         ...
 
-    async def produce(self, topic: str, partition: int, batches: Sequence[bytes]) -> list[Outcome]:
-        """Send batches of one producer, in this order and without waiting in between, to all replicas in sync
-        (acks=all); what became of each."""
+    async def lane(self, topic: str, partition: int) -> Lane | None:
+        """The way to the leader of a partition now; None: none is reached."""
+        ...
+
+    async def produce(self, topic: str, partition: int, batch: Buffer) -> Outcome:
+        """Send one batch over a lane; what became of it."""
         ...
 
     async def fetch(self, topic: str, partition: int, offset: int, *, max_bytes: int, wait_ms: int) -> Fetched:

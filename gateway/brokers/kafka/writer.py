@@ -1,10 +1,11 @@
-"""The appends of one tenure to a Kafka partition, in rounds: up to IN_FLIGHT_MAX batches are sent behind each other,
-and the next ones when all of these are answered. What was not stored is sent again first, the same bytes in the same
-order, so Kafka stores each batch once: it knows that many batches of a producer.
+"""The appends of one tenure to a Kafka partition: at most IN_FLIGHT_MAX batches are on their way, and the next one is
+sent when the first of these is stored. When one is not, no other follows: all that are on their way are waited for, and
+what was not stored is sent again first, the same bytes in the same order. So Kafka stores each batch once: it knows
+that many batches of a producer.
 
-    waiting ──round──> sent ──stored, in order──> acknowledged
-                        │ └──lost, or of the moment──> sent again, with growing pauses
-                        └──another may be the owner──> in doubt: nothing is acknowledged any more
+    waiting ──sent behind each other──> sent ──stored, in order──> acknowledged
+                                         │ └──lost, or of the moment──> sent again, with growing pauses
+                                         └──another may be the owner──> in doubt: nothing is acknowledged any more
 
 Invariants
     W1  what is acknowledged lies without a gap behind all that was acknowledged before (fencing.py)
@@ -20,6 +21,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import ClassVar
 
 from gateway.brokers.base import AnswerLost, BrokerUnreachable
@@ -29,15 +31,15 @@ from gateway.brokers.kafka.port import Kafka
 from store import record_batch
 from store.errors import MalformedBatch, OffsetMoved, SealedQueue, StoreError
 from store.limits import MiB
-from store.types import Acks, Append, Appended
+from store.types import Acks, Append, Appended, Buffer
 
 log = logging.getLogger(__name__)
 
 IN_FLIGHT_MAX = 5
 """Batches of a producer of which Kafka recognises repeats."""
 
-ROUND_BYTES = 4 * MiB
-"""Of the batches of a round; a larger one goes alone."""
+IN_FLIGHT_BYTES_MAX = 4 * MiB
+"""Of these batches; a larger one goes alone."""
 
 GIVE_UP_S = 10.0
 """How long a caller waits for a cluster that does not answer."""
@@ -60,20 +62,20 @@ def fence_batch(producer_id: int, epoch: int, time_ms: int, *, opening: bytes | 
     """The batch that says that an epoch of a producer has begun, or, with a value, that its tenure is open: a record
     that is none of a user's."""
     batch = record_batch.encode([record_batch.Record(None, opening, time_ms, [(FENCE_HEADER, None)])])
-    return bytes(record_batch.numbered(batch, producer_id, epoch, 0 if opening is None else 1))
+    return record_batch.numbered(batch, producer_id, epoch, 0 if opening is None else 1)
 
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """One batch of a caller. `sent`, `batch`: since it was first sent. `done`: what its caller is told, who does not
-    wait for ever; `settled`: what became of it."""
+    """One batch of a caller. `sent`, `parts` (of the batch as it is sent): since it was first sent. `done`: what its
+    caller is told, who does not wait for ever; `settled`: what became of it."""
 
     append: Append
     done: asyncio.Future[Appended]
     since_s: float
     settled: asyncio.Future[Appended] | None = None
     sent: Sent | None = None
-    batch: bytes = b""
+    parts: tuple[Buffer, ...] = ()
     stored: Stored | None = None
 
 
@@ -157,7 +159,7 @@ class Writer:
             await asyncio.wait([self._running])
         self._lose_sent()
 
-    # ---- rounds ----------------------------------------------------------------------------------------------------
+    # ---- sending ---------------------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
         try:
@@ -173,9 +175,8 @@ class Writer:
     async def _send_all(self) -> None:
         await asyncio.sleep(0)  # who else sends in this turn comes along
         pause_s = PAUSE_S
-        while not self.is_in_doubt and (self._sent or self._take()):
-            outcomes = await self._kafka.produce(self._topic, self._partition, [call.batch for call in self._sent])
-            if self._judged(outcomes):
+        while not self.is_in_doubt and (self._sent or self._waiting):
+            if await self._send_some():
                 pause_s = PAUSE_S
                 continue
             if not self.is_in_doubt:
@@ -183,16 +184,41 @@ class Writer:
                 await self._pause(pause_s)
                 pause_s = min(2 * pause_s, PAUSE_MAX_S)
 
+    async def _send_some(self) -> bool:
+        """Send what was not stored again; else what waits, as long as all of it is stored. Whether all was."""
+        if (lane := await self._kafka.lane(self._topic, self._partition)) is None:
+            return False
+        again = list(self._sent)
+        under_way = [lane.send(*call.parts) for call in again]
+        try:
+            while True:
+                if not again:
+                    under_way += [lane.send(*call.parts) for call in self._take()]
+                if not under_way:
+                    return True
+                await under_way[0]
+                answered = list(takewhile(lambda one: one.done(), under_way))
+                if not all(isinstance(one.result(), Stored) for one in answered):
+                    answered = under_way.copy()
+                    await asyncio.wait(answered)
+                del under_way[: len(answered)]
+                if not self._judged([one.result() for one in answered]):
+                    return False
+        finally:
+            for one in under_way:  # nobody waits for them any more
+                one.cancel()
+
     async def _pause(self, pause_s: float) -> None:
         """Before what was not stored is sent again."""
         await asyncio.sleep(pause_s)
 
-    def _take(self) -> bool:
-        """Number the batches of the next round; whether there are any."""
-        size = 0
+    def _take(self) -> list[_Call]:
+        """Number the batches that may be sent now."""
+        taken = []
+        size = sum(len(call.append.batch) for call in self._sent)
         while self._waiting and len(self._sent) < IN_FLIGHT_MAX:
             append = self._waiting[0].append
-            if self._sent and size + len(append.batch) > ROUND_BYTES:
+            if self._sent and size + len(append.batch) > IN_FLIGHT_BYTES_MAX:
                 break
             call = self._waiting.popleft()
             if append.expected_offset not in (None, self._next_offset):
@@ -201,18 +227,21 @@ class Writer:
                 continue
             size += len(append.batch)
             call.sent = self._tenure.send(append.record_count)
-            call.batch = bytes(record_batch.numbered(append.batch, self._producer_id, self._epoch, self._sequence))
+            head = record_batch.numbered_head(append.batch, self._producer_id, self._epoch, self._sequence)
+            call.parts = head, memoryview(append.batch)[record_batch.HEADER_BYTES :]
             self._sequence = (self._sequence + append.record_count) % SEQUENCES
             self._next_offset += append.record_count
             self._sent.append(call)
-        return bool(self._sent)
+            taken.append(call)
+        return taken
 
     def _judged(self, outcomes: list[Outcome]) -> bool:
-        """Acknowledge what may be acknowledged; whether the whole round is stored."""
+        """Acknowledge what may be acknowledged, of the first that were sent; whether all of these are stored."""
         left: list[_Call] = []
         ready: list[_Call] = []
         is_over = False
-        for call, outcome, verdict in zip(self._sent, outcomes, judge(outcomes, self.NEVER), strict=True):
+        judged = judge(outcomes, self.NEVER)
+        for call, outcome, verdict in zip(self._sent[: len(outcomes)], outcomes, judged, strict=True):
             if isinstance(verdict, Stored):
                 assert call.sent is not None
                 call.stored = verdict
@@ -233,7 +262,7 @@ class Writer:
             is_over = is_over or verdict is Verdict.DOUBT
             left.append(call)
         self._acknowledge(ready)
-        self._sent = left
+        self._sent[: len(outcomes)] = left
         if is_over:
             self._tenure.is_in_doubt = True
         return not left and not is_over and not self.is_in_doubt
@@ -249,7 +278,7 @@ class Writer:
             offset, time_ms = call.stored
             self.end = offset + call.append.record_count
             self._on_freed(len(call.append.batch))
-            time_ms = time_ms if time_ms >= 0 else record_batch.max_timestamp_ms(call.batch)
+            time_ms = time_ms if time_ms >= 0 else record_batch.max_timestamp_ms(call.append.batch)
             appended = Appended(offset, offset, time_ms, Acks.FLUSHED)
             self._on_acknowledged(call.append, appended)
             for told in (call.settled, call.done):

@@ -4,7 +4,7 @@ appends is up to chance."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from random import Random
 
@@ -15,6 +15,7 @@ from gateway.cluster.metadata import ABSENT, MetadataError, OutcomeUnknown
 from gateway.cluster.metadata_log import KEY, LogState, Snapshot, decode_command
 from gateway.cluster.shard_log import SHARD_TOPICS
 from store import record_batch
+from store.types import Buffer
 from tests.gateway.brokers.kafka.fake import FakeKafka, Log
 
 TOPIC = "mq.__meta"
@@ -36,21 +37,21 @@ class LogKafka(FakeKafka):
     def the_log(self) -> Log:
         return self.log(TOPIC, 0)
 
-    async def produce(self, topic: str, partition: int, batches: Sequence[bytes]) -> list[Outcome]:
+    async def produce(self, topic: str, partition: int, batch: Buffer) -> Outcome:
         await asyncio.sleep(0)
         if not self.is_writable:
-            return [LEADER_NOT_AVAILABLE] * len(batches)
+            return LEADER_NOT_AVAILABLE
         if (random := self.random) is None:
-            return await super().produce(topic, partition, batches)
+            return await super().produce(topic, partition, batch)
         await asyncio.sleep(random.random() * PAUSE_S)
         if self.late and random.random() < 0.2:
             self.the_log.append(self.late.pop(random.randrange(len(self.late))))
         outcome = random.choice(["stored"] * 6 + ["lost", "dropped", "refused", "late"])
         if outcome == "late":
-            self.late += batches
-            return [None]
+            self.late.append(bytes(batch))
+            return None
         self.script.append({"stored": None, "refused": LEADER_NOT_AVAILABLE}.get(outcome, outcome))
-        return await super().produce(topic, partition, batches)
+        return await super().produce(topic, partition, batch)
 
     async def fetch(self, topic: str, partition: int, offset: int, *, max_bytes: int, wait_ms: int) -> Fetched:
         loop = asyncio.get_running_loop()

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import NoReturn
+
+import orjson
+import pytest
+
 from gateway.cluster.members import FORMATS, NODES, OWNERS
+from gateway.cluster.memory import MemoryMetadata
 from gateway.cluster.move import TAKEN_OFFSETS, intent, queue_id_for
 from gateway.cluster.mover import PARTITIONS, first_record, key_of
 from gateway.cluster.record import PartitionRecord, PartitionState, SegmentRecord, check, decode, encode
 from gateway.cluster.restoring import TOPIC_IDS_SKIPPED, restored
 from gateway.cluster.topics import COUNTERS, Counters, TopicRecord, decode_counters, encode_counters, encode_topic
+from gateway.main.cluster_backup import MANIFEST, METADATA, NoBackup, restore
 from store.topics import Topic
 
 TOPIC = Topic(16, "orders", 3, 1)
@@ -66,3 +74,26 @@ def test_restored_once_more_it_is_another_stretch_further_on() -> None:
     again = restored(restored(values(), now_ms=7), now_ms=8)
     record = decode(again[key_of(16, 0)])
     assert [segment.start for segment in record.segments] == [0, TAKEN_OFFSETS, 2 * TAKEN_OFFSETS]
+
+
+async def test_a_backup_with_partitions_on_kafka_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+    there = SegmentRecord(start=100, broker="kafka1", queue=("orders", 1), epoch=4, physical=2, pid=4001)
+    was = SegmentRecord(start=0, broker="kafka1", queue=("orders", 1), end=102, epoch=2, physical=2, pid=4000)
+    on_kafka = PartitionRecord(epoch=4, owner="n1", segments=(was, there), verified=2)
+    back = PartitionRecord(
+        epoch=3, owner="n1", segments=(was, SegmentRecord(start=100, broker="n1", queue=(16, 5), epoch=3))
+    )
+    metadata = MemoryMetadata()
+
+    def never(*_: object) -> NoReturn:
+        raise NotImplementedError
+
+    for record, expected in ((on_kafka, "partitions of orders were on a Kafka cluster"), (back, None)):
+        kept = {**values(), key_of(16, 1): encode(record), key_of(15, 0): encode(on_kafka)}
+        listed = {"v": 1, "revision": 9, "values": {key: data.decode() for key, data in kept.items()}}
+        made = {"v": 1, "cluster": "c1", "began_ms": 1, "ended_ms": 2, "nodes": ["n1"], "without": []}
+        (tmp_path / METADATA).write_bytes(orjson.dumps(listed))
+        (tmp_path / MANIFEST).write_bytes(orjson.dumps(made))
+        with pytest.raises(NoBackup if expected else NotImplementedError, match=expected):
+            await restore(metadata, tmp_path, {"n1": tmp_path / "n1"}, never, never)
+    assert (await metadata.list("")).values == {}

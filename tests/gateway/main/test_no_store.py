@@ -58,6 +58,15 @@ class World:
         async with serving(self.config(name, **settings)) as client:
             yield client
 
+    @asynccontextmanager
+    async def gateway(self) -> AsyncIterator[aiohttp.ClientSession]:
+        """One that joins, and knows no Kafka cluster but that of the metadata."""
+        unset = [f"cluster.{which}_broker" for which in ("default", "groups", "timers")] + ["cluster.no_store"]
+        unset += [] if self.is_in_kafka else ["cluster.kafka"]
+        settings = {**dict.fromkeys(unset), "cluster.node": None, "cluster.join": True}
+        async with serving(self.config("", **settings)) as client:
+            yield client
+
 
 @pytest.fixture(params=["etcd", "kafka"])
 def world(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request: pytest.FixtureRequest) -> World:
@@ -96,9 +105,14 @@ async def done(client: aiohttp.ClientSession, method: str, path: str, body: obje
 
 
 async def values_of(client: aiohttp.ClientSession, topic: str, partition: int) -> list[Any]:
-    rows = await done(client, "GET", f"/topics/{topic}/partitions/{partition}/records?offset=0&timeout=0&format=json")
-    assert [row["offset"] for row in rows] == list(range(len(rows)))
-    return [row["value"] for row in rows]
+    """All of a partition; an answer has records of one segment."""
+    found: list[Any] = []
+    while True:
+        path = f"/topics/{topic}/partitions/{partition}/records?offset={len(found)}&timeout=0&format=json"
+        if not (rows := await done(client, "GET", path)):
+            return found
+        assert [row["offset"] for row in rows] == list(range(len(found), len(found) + len(rows)))
+        found += [row["value"] for row in rows]
 
 
 async def received(client: aiohttp.ClientSession, count: int) -> list[dict[str, Any]]:
@@ -237,6 +251,45 @@ async def test_a_node_with_a_store_and_one_without_are_one_cluster(world: World,
         await done(other, "DELETE", "/mq/v1/recurring/clock")
         assert (await asked(one, "GET", "/mq/v1/recurring/clock"))[0] == 404
     assert list((tmp_path / "empty").iterdir()) == []
+
+
+async def test_a_gateway_sends_and_reads_what_is_on_kafka_through_its_owner(world: World) -> None:
+    partitions = range(6)
+    once = {"Idempotency-Key": "once"}
+    body = {"records": [{"value": partition, "partition": partition} for partition in partitions]}
+    async with world.node("n2"), world.gateway() as client:
+        async with world.node("n1") as node:
+            await done(node, "PUT", "/mq/v1/topics/orders", {"partitions": 6})
+            routes = (await done(node, "GET", "/mq/v1/topics/orders/routes"))["partitions"]
+            assert {one["owner"] for one in routes} == {"kafka1", "n2"}, "some are n1's, some n2's"
+            first = await done(client, "POST", "/topics/orders", body, **once)
+            assert [one["offset"] for one in first["offsets"]] == [0] * 6
+            delayed = {"records": [{"value": "later", "partition": number, "delay_ms": 300} for number in partitions]}
+            await done(client, "POST", "/topics/orders", delayed)
+            async with asyncio.timeout(PATIENCE_S):
+                for partition in partitions:
+                    while await values_of(client, "orders", partition) != [partition, "later"]:  # noqa: ASYNC110
+                        await asyncio.sleep(0.05)
+        again = await done(client, "POST", "/topics/orders", body, **once)  # n2 has taken over what n1 had
+        assert [(one["offset"], one["duplicate"]) for one in again["offsets"]] == [(0, True)] * 6
+        for partition in partitions:
+            await done(client, "POST", f"/topics/orders/partitions/{partition}", {"records": [{"value": "more"}]})
+            assert await values_of(client, "orders", partition) == [partition, "later", "more"], "of two tenures"
+
+
+async def test_a_gateway_follows_a_partition_to_kafka_and_back(world: World, tmp_path: Path) -> None:
+    stored = {
+        "cluster.no_store": False, "data": tmp_path / "data", "cluster.default_broker": None,
+        "store.commit_log_file_bytes": 1 << 24, "store.extent_bytes": 1 << 20,
+    }  # fmt: skip
+    async with world.node("s1", **stored) as node, world.gateway() as client:
+        await done(node, "PUT", "/mq/v1/topics/orders", {"partitions": 1})
+        for number, broker in enumerate(("s1", "kafka1", "s1", "kafka1")):
+            await done(client, "POST", "/mq/v1/topics/orders/partitions/0/move", {"to": broker})
+            path = "/topics/orders/partitions/0"
+            told = (await done(client, "POST", path, {"records": [{"value": number}]}))["offsets"][0]
+            assert told["offset"] == number
+            assert await values_of(client, "orders", 0) == [*range(number + 1)]
 
 
 async def test_a_name_is_taken_by_one_process_at_a_time(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from gateway.cluster.embedded import EmbeddedMetadata
 from gateway.cluster.metadata import ABSENT
 from gateway.cluster.mover import key_of
 from gateway.cluster.record import PartitionRecord, SegmentRecord, encode
+from gateway.main import joined
 from gateway.main.wiring import run
 from gateway.settings.config import ConfigError, GatewayConfig, build
 from store import Store, record_batch
@@ -40,7 +41,8 @@ async def serving(config: GatewayConfig) -> AsyncIterator[aiohttp.ClientSession]
     """A client of a running server; the server is stopped as SIGTERM would, and must end well."""
     stopping = asyncio.Event()
     announced: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    server = asyncio.ensure_future(run(config, announce=announced.set_result, stopping=stopping))
+    begin = joined.run if config.cluster.join else run
+    server = asyncio.ensure_future(begin(config, announce=announced.set_result, stopping=stopping))
     await asyncio.wait((server, announced), return_when=asyncio.FIRST_COMPLETED)
     if server.done():
         await server

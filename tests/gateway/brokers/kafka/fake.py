@@ -4,9 +4,9 @@ nobody knows, and batches that arrive late."""
 
 from __future__ import annotations
 
+import asyncio
 import struct
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -25,6 +25,7 @@ from gateway.brokers.kafka.port import Fetched, Refused, TopicPlan, Unreached
 from gateway.brokers.kafka.repeats import Repeats
 from store import record_batch
 from store.record_batch import Record
+from store.types import Buffer
 from tests.clock import FakeClock
 
 REPEATS_KNOWN = 5
@@ -87,14 +88,16 @@ class Log:
 class FakeKafka:
     """`Kafka`. `script` has what becomes of the next batches: "lost" stores it and says nothing, "forgotten" also
     forgets all producers then, "dropped" neither stores nor says, a number is answered and nothing is stored.
-    `is_away`: nothing answers."""
+    `is_away`: nothing answers; `has_no_leader`: no partition has one. While it `holds`, what it does with batches is
+    said when it is told to, by `answer`."""
 
     def __init__(self) -> None:
         self.logs: dict[tuple[str, int], Log] = {}
         self.plans: dict[str, TopicPlan] = {}
         self.script: deque[str | int | None] = deque()
-        self.sent: list[list[bytes]] = []
-        self.is_away = False
+        self.sent: list[bytes] = []
+        self.is_away = self.has_no_leader = self.holds = False
+        self._held: deque[tuple[asyncio.Future[Outcome], Outcome]] = deque()
         self.fetches: list[tuple[int, int]] = []
         self._producer_id = 4000
         self.clock: FakeClock | None = None
@@ -106,9 +109,28 @@ class FakeKafka:
     def log(self, topic: str, partition: int) -> Log:
         return self.logs[topic, partition]
 
-    async def produce(self, topic: str, partition: int, batches: Sequence[bytes]) -> list[Outcome]:
-        self.sent.append(list(batches))
-        return [self._produced(topic, partition, batch) for batch in batches]
+    async def lane(self, topic: str, partition: int) -> FakeLane | None:
+        return None if self.has_no_leader else FakeLane(self, topic, partition)
+
+    async def produce(self, topic: str, partition: int, batch: Buffer) -> Outcome:
+        return await FakeLane(self, topic, partition).send(batch)
+
+    def begun(self, topic: str, partition: int, batch: bytes) -> asyncio.Future[Outcome]:
+        self.sent.append(batch)
+        told: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        outcome = self._produced(topic, partition, batch)
+        if self.holds:
+            self._held.append((told, outcome))
+        else:
+            told.set_result(outcome)
+        return told
+
+    def answer(self, count: int = 1) -> None:
+        """Say of the first batches of which nothing was said what became of them."""
+        for _ in range(count):
+            told, outcome = self._held.popleft()
+            if not told.done():
+                told.set_result(outcome)
 
     def _produced(self, topic: str, partition: int, batch: bytes) -> Outcome:
         scripted = self.script.popleft() if self.script else None
@@ -179,6 +201,16 @@ class FakeKafka:
         if (log := self.logs.get((topic, partition))) is None:
             raise Unreached("no leader")
         return log
+
+
+class FakeLane:
+    """`Lane`. Answers are there at once."""
+
+    def __init__(self, kafka: FakeKafka, topic: str, partition: int) -> None:
+        self._kafka, self._place = kafka, (topic, partition)
+
+    def send(self, *parts: Buffer) -> asyncio.Future[Outcome]:
+        return self._kafka.begun(*self._place, b"".join(parts))
 
 
 def new_repeats(window_ms: int = 600_000) -> Repeats:

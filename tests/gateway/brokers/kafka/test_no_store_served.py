@@ -1,7 +1,7 @@
 """Three nodes without a store on a real Apache Kafka, with their metadata in etcd or in that Kafka, two of which are
-killed and replaced by others of other names, under load: sends with ids, a group in queue mode with retries and dead
-letters, a socket, delayed records, recurring schedules. Whatever was answered holds, those that come have their share
-in the end, and nothing is on a disk.
+killed and replaced by others of other names, and a gateway, under load: sends with ids, a group in queue mode with
+retries and dead letters, a socket, delayed records, recurring schedules. Whatever was answered holds, those that come
+have their share in the end, and nothing is on a disk.
 
 Covers gateway.main.no_store, gateway.main.recurring_shards, gateway.brokers.none, and gateway.cluster.kafka_metadata in
 servers.
@@ -66,6 +66,7 @@ class Clients(Nodes):
         super().__init__(*parts)
         self.more: dict[str, str] = {}
         self.stored: dict[int, tuple[int, int]] = {}
+        self.sent_by: Counter[str] = Counter()
         self.delayed: dict[int, int] = {}
         self.acked: set[int] = set()
         self.pushed: set[int] = set()
@@ -76,17 +77,21 @@ class Clients(Nodes):
         empty = self._directory / name / "empty"
         empty.mkdir(parents=True)
         self.under = ("env", "-C", str(empty))
+        clusters = {
+            "MQ_CLUSTER_KAFKA": f"kafka1=kafka://{self.endpoint}?replication=1&min_insync=1&prefix={self.prefix}."
+        }
+        own = {"MQ_CLUSTER_NO_STORE": "true", **clusters} | {
+            f"MQ_CLUSTER_{which}_BROKER": "kafka1" for which in ("DEFAULT", "GROUPS", "TIMERS")
+        }
+        if joined:  # a gateway knows the cluster only where the metadata is in it
+            own = clusters if self.more else {}
         await super().start(
             name,
             joined=joined,
-            MQ_CLUSTER_NO_STORE="true",
-            MQ_CLUSTER_KAFKA=f"kafka1=kafka://{self.endpoint}?replication=1&min_insync=1&prefix={self.prefix}.",
-            MQ_CLUSTER_DEFAULT_BROKER="kafka1",
-            MQ_CLUSTER_GROUPS_BROKER="kafka1",
-            MQ_CLUSTER_TIMERS_BROKER="kafka1",
             HOME=str(empty),
             TMPDIR=str(empty),
             PYTHONPATH=str(REPOSITORY),
+            **own,
             **self.more,
             **more,
         )
@@ -101,6 +106,7 @@ class Clients(Nodes):
                     status, answer = await self.ask(name, method, path, data=data, headers={**JSON, **headers})
                     if status != 503:
                         assert status < 300, (path, answer)
+                        self.sent_by[name] += path.startswith(f"/topics/{TOPIC}/") and method == "POST"
                         return answer
                 await asyncio.sleep(0.05)
 
@@ -275,6 +281,7 @@ async def test_nodes_are_killed_and_replaced_and_nothing_is_lost(
     tmp_path: Path, etcd_if_any: EtcdServer | None, kafka: Peer
 ) -> None:
     async with three_nodes(tmp_path, etcd_if_any, kafka) as nodes:
+        await nodes.start("g", joined=True)
         rule = {"topic": TICKS, "record": {"value": "tick"}, "every_ms": TICK_MS, "missed": "all"}
         made = await nodes.answered("PUT", "/mq/v1/recurring/clock", rule)
         senders = [asyncio.create_task(nodes.send_on()) for _ in range(SENDERS)]
@@ -288,6 +295,7 @@ async def test_nodes_are_killed_and_replaced_and_nothing_is_lost(
         await asyncio.gather(*senders)
         told = nodes.stored.keys() | nodes.delayed.keys()
         assert min(len(nodes.stored), len(nodes.delayed)) > 50
+        assert nodes.sent_by["g"] > 20, nodes.sent_by
         lasting = {value for value in told if not fails(value)}
 
         until_s = time.monotonic() + PATIENCE_S

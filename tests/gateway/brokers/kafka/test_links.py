@@ -1,0 +1,121 @@
+"""gateway.brokers.kafka.links: what a lane writes and makes of answers, over a connection of aiokafka whose socket is a
+list. All else of it is tested with a real Kafka (test_served.py, test_secured.py)."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from typing import Any
+
+import pytest
+from aiokafka.client import ConnectionGroup
+from aiokafka.conn import AIOKafkaConnection
+from aiokafka.protocol.produce import ProduceRequest
+
+from gateway.brokers.kafka.codes import LEADER_NOT_AVAILABLE, NOT_LEADER, OUT_OF_ORDER, Stored
+from gateway.brokers.kafka.links import ACKS_ALL, PRODUCE_TIMEOUT_MS, KafkaAddress, Links
+
+NODE = 3
+
+
+class Socket:
+    """Of a connection: what was written."""
+
+    def __init__(self) -> None:
+        self.written: list[bytes] = []
+
+    def write(self, data: bytes) -> None:
+        self.written.append(data)
+
+    def get_extra_info(self, _: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Client:
+    """aiokafka's client, of one node."""
+
+    def __init__(self, version_max: int) -> None:
+        self.connection = AIOKafkaConnection("127.0.0.1", 1, client_id="mq", request_timeout_ms=50)
+        self.connection._versions = {0: (0, version_max)}
+        self.socket = self.connection._writer = Socket()
+        self._conns = {(NODE, ConnectionGroup.DEFAULT): self.connection}
+        self.cluster = self
+        self.is_ready = True
+        self.refreshed = 0
+
+    def leader_for_partition(self, _: object) -> int:
+        return NODE
+
+    async def ready(self, _: int) -> bool:
+        return self.is_ready
+
+    async def force_metadata_update(self) -> None:
+        self.refreshed += 1
+
+    def answer(self, code: int = 0, offset: int = 0) -> None:
+        """To the first request that has none; of version 7."""
+        correlation_id = self.connection._requests[0][0]
+        row = struct.pack(">ihqqq", 5, code, offset, 1_000, 0)
+        self.connection._handle_frame(struct.pack(">iih", correlation_id, 1, 1) + b"t" + b"\0\0\0\1" + row + bytes(4))
+
+    def break_off(self) -> None:
+        for _, _, waiting in self.connection._requests:
+            waiting.set_exception(ConnectionError("broken"))
+        self.connection._writer = None
+
+
+async def lane_of(client: Client) -> Any:
+    links = Links(KafkaAddress(servers=("127.0.0.1:1",)))
+    links._clients["appends"] = client  # type: ignore[assignment]
+    return await links.lane("t", 5)
+
+
+@pytest.mark.parametrize("version_max", [3, 5, 7, 12])
+async def test_a_batch_is_written_as_aiokafka_would_at_once(version_max: int) -> None:
+    client, theirs = Client(version_max), Client(version_max)
+    answer = (await lane_of(client)).send(b"head", memoryview(b"and rest"))
+    request = ProduceRequest(None, ACKS_ALL, PRODUCE_TIMEOUT_MS, [("t", [(5, b"headand rest")])])
+    theirs_answer = theirs.connection.send(request)
+    assert client.socket.written == theirs.socket.written
+    assert len(client.socket.written) == 1
+    await asyncio.sleep(0)
+    answer.cancel()
+    theirs_answer.close()
+
+
+async def test_answers_are_those_of_the_batches_in_order() -> None:
+    client = Client(9)
+    lane = await lane_of(client)
+    answers = [lane.send(b"%d" % number) for number in range(3)]
+    client.answer(offset=7)
+    client.answer(OUT_OF_ORDER)
+    client.answer(NOT_LEADER)
+    assert await asyncio.gather(*answers) == [Stored(7, 1_000), OUT_OF_ORDER, NOT_LEADER]
+    assert client.refreshed == 1, "another node may lead"
+
+
+async def test_behind_what_is_lost_nothing_goes_over_the_same_lane() -> None:
+    client = Client(9)
+    lane = await lane_of(client)
+    answers = [lane.send(b"a"), lane.send(b"b")]
+    client.break_off()
+    answers.append(lane.send(b"c"))
+    assert await asyncio.gather(*answers) == [None] * 3
+    assert len(client.socket.written) == 2
+    assert client.refreshed == 3
+
+
+async def test_who_does_not_answer_is_left() -> None:
+    client = Client(9)
+    lane = await lane_of(client)
+    assert await asyncio.gather(lane.send(b"a"), lane.send(b"b")) == [None, None]
+
+
+async def test_without_a_node_that_leads_there_is_no_lane() -> None:
+    client = Client(9)
+    client.is_ready = False
+    assert await lane_of(client) is None
+    links = Links(KafkaAddress(servers=("127.0.0.1:1",)))
+    links._clients["appends"] = client  # type: ignore[assignment]
+    assert await links.produce("t", 5, b"a") == LEADER_NOT_AVAILABLE
