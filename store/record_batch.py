@@ -26,6 +26,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import lru_cache
 from itertools import chain, islice, repeat
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -81,6 +82,12 @@ _UNPACK: dict[int, Callable[[Buffer, int], bytes | bytearray]] = {_SNAPPY: unpac
 _ZSTD = 4
 _ZSTD_LEVEL = 1  # 318 KB of flights as JSON: 13 % in 0.36 ms; levels 2 to 5 take longer and save no more
 _ZSTD_WINDOW_BYTES_MAX = 8 * 1024 * 1024
+
+_VARINTS_KEPT = 4096
+"""Lengths, and differences of times and offsets, whose bytes are at hand: most are small."""
+
+_NULL = b"\x01"
+"""The length of a key or value that is null: -1."""
 
 _STARTS_PIECE = 256
 """Records walked over one by one before it is looked again whether those that follow have one size."""
@@ -211,9 +218,40 @@ def encode_columns(keys: Sequence[bytes] | None, values: Sequence[bytes | None],
     return _built(builder)
 
 
+def record_tail(key: bytes | None, value: bytes | None, header_count: int, headers: bytes) -> bytes:
+    """A record from the length of its key on: what is the same in whatever batch it is. `headers`: so many of
+    `header_bytes`, joined."""
+    key_length = _NULL if key is None else _varint_of(len(key))
+    value_length = _NULL if value is None else _varint_of(len(value))
+    return b"".join((key_length, key or b"", value_length, value or b"", _varint_of(header_count), headers))
+
+
+def header_bytes(name: bytes, value: bytes | None) -> bytes:
+    """One header, for `record_tail`; the name is UTF-8."""
+    return b"".join((_varint_of(len(name)), name, _NULL if value is None else _varint_of(len(value)), value or b""))
+
+
+def encode_tails(tails: Sequence[bytes], timestamps_ms: Sequence[int]) -> bytearray:
+    """As `encode`, of records of which the tails are at hand (`record_tail`): the same bytes."""
+    assert tails, "a batch holds at least one record"
+    count = len(tails)
+    _check_count(count)
+    base_ms = timestamps_ms[0]
+    fronts = {time_ms: b"\0" + _varint_of(time_ms - base_ms) for time_ms in set(timestamps_ms)}  # few have their own
+    parts = [bytes(HEADER_BYTES)]
+    for delta, (tail, time_ms) in enumerate(zip(tails, timestamps_ms, strict=True)):
+        front, offset = fronts[time_ms], _varint_of(delta)
+        parts += (_varint_of(len(front) + len(offset) + len(tail)), front, offset, tail)
+    made = bytearray().join(parts)
+    _HEADER.pack_into(
+        made, 0, 0, len(made) - _LENGTH_AT, -1, _MAGIC, 0, 0, count - 1, base_ms, max(timestamps_ms), -1, -1, -1, count
+    )
+    _seal(made)
+    return _within_bounds(made)
+
+
 def _builder(record_count: int) -> DefaultRecordBatchBuilder:
-    if record_count > BATCH_RECORDS_MAX:
-        raise RecordTooLarge(f"{record_count} records in one batch; the limit is {BATCH_RECORDS_MAX}")
+    _check_count(record_count)
     return DefaultRecordBatchBuilder(
         magic=2,
         compression_type=0,
@@ -226,7 +264,15 @@ def _builder(record_count: int) -> DefaultRecordBatchBuilder:
 
 
 def _built(builder: DefaultRecordBatchBuilder) -> bytearray:
-    batch: bytearray = builder.build()
+    return _within_bounds(builder.build())
+
+
+def _check_count(record_count: int) -> None:
+    if record_count > BATCH_RECORDS_MAX:
+        raise RecordTooLarge(f"{record_count} records in one batch; the limit is {BATCH_RECORDS_MAX}")
+
+
+def _within_bounds(batch: bytearray) -> bytearray:
     if len(batch) > BATCH_BYTES_MAX:
         raise RecordTooLarge(f"a batch of {len(batch)} bytes; the limit is {BATCH_BYTES_MAX}")
     return batch
@@ -623,9 +669,10 @@ def _varint(plain: Buffer, at: int) -> tuple[int, int]:
     return (number >> 1) ^ -(number & 1), at + 1
 
 
+@lru_cache(_VARINTS_KEPT)
 def _varint_of(number: int) -> bytes:
-    """A number of 0 or more, zigzag."""
-    left, made = number << 1, bytearray()
+    """A number, zigzag."""
+    left, made = number << 1 if number >= 0 else ~(number << 1), bytearray()
     while left > 0x7F:
         made.append(left & 0x7F | 0x80)
         left >>= 7

@@ -39,8 +39,8 @@ class TimerConfig:
     expire_interval_ms: int = 600_000
     """How often timer-log files that no pending schedule needs are looked for and removed."""
 
-    open_ahead_ms: int = 1000
-    """How long before its second a slot is loaded, so that its first millisecond is on time."""
+    open_ahead_ms: int = 3000
+    """How long before its second a slot is loaded at the latest, so that its first millisecond is on time."""
 
     heap_count_max: int = 400_000
     """Schedules of open slots held in memory (about 75 bytes each); the rest of a fuller slot waits on disk."""
@@ -51,8 +51,8 @@ class TimerConfig:
 
     fire_interval_ms: int = 4
     """Goes of deliveries begin at least this far apart, so that what is due within it shares batches: at thousands of
-    deliveries a second this is a quarter of the work, for that much more lateness at most. A record that is due alone
-    does not wait."""
+    deliveries a second this is a quarter of the work, for that much more lateness at most; twice as far behind one that
+    delivered many. A record that is due alone does not wait."""
 
     fire_bytes_max: int = 16 * MiB
     """Bytes of records delivered in one go (a single larger record still goes); about half of it as a rule."""
@@ -61,8 +61,9 @@ class TimerConfig:
     """Due records of one queue become batches of about this size. Keep it below a quarter of the log's file size."""
 
     bodies_bytes_max: int = 64 * MiB
-    """Memory for decoded records of accepted batches: when those of one batch are due at different times, it need not
-    be read and decoded each time. Half as much again is for where records start in batches decoded in part."""
+    """Memory for records that are due soon, as they will be delivered: when those of one accepted batch are due at
+    different times, it need not be read each time. Half as much again is for where records start in accepted batches,
+    and a quarter for records that were listed."""
 
     unwritten_bytes_max: int = 64 * MiB
     """Timer-log units that may wait for the disk; beyond it accepted schedules stay in the log until it is back."""

@@ -4,7 +4,7 @@
     dequeue message   take what is due, read its records
     dequeue put       deliver one batch for each partition (or append it again to `__timer`, when it rolls), flushed
 
-A slot is opened up to `open_ahead_ms` early, so that its first millisecond is on time, and by a loop of its own: what
+A slot is opened `open_ahead_ms` early or more, so that its first millisecond is on time, and by a loop of its own: what
 is due does not wait until the next, perhaps full, slot has been walked.
 
 Invariants
@@ -22,19 +22,23 @@ Invariants
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from heapq import heapify, heappop, heapreplace
+from itertools import takewhile
 
 from store.errors import DiskFull, Overloaded, RecordTooLarge, StoreError, StoreStopped, UnknownQueue
 from store.limits import KiB, MiB
 from store.types import Acks, Source
 from store.uncancelled import to_its_end
 from store.waits import is_set_within
-from timer.delivery import SCHEDULE_ID_HEADER, DueRecords, Group, Grouping
+from timer.delivery import Group, Grouping
 from timer.items import Item, fire_ms_of, item_of, source_of
 from timer.open_slots import Load
 from timer.ports import Delivered, Partitions, Target
-from timer.prefetch import LATE_MS, PREFETCH_RECORDS_MAX, due_soon, indexes_of
+from timer.prefetch import LATE_MS, PREFETCH_RECORDS_MAX, items_of, look_ahead
+from timer.ready import FRAMING_BYTES
 from timer.schedule import SLOT_MS
 from timer.state import TURN_UNITS, TimerState
 from timer.timer_log import MAGIC_DELETE
@@ -68,11 +72,20 @@ CATCH_UP_RECORDS_MAX = 1024
 CATCH_UP_BYTES_MAX = 1 * MiB
 """What one append delivers once the oldest due record is so late: fewer appends deliver more; others wait longer."""
 
+BUSY_RECORDS_MIN = 48
+"""Behind a go that delivers so many, 12,000 a second, the next one begins twice as far off: half as many syncs and
+frames, for 2 ms more of lateness."""
+
+TOGETHER_S = 4
+"""When a slot is to be opened, those of so many seconds behind it are opened with it, if they are not large: what was
+accepted together lies together."""
+
 _SOON_SHARE = 8
 """Schedules in memory that are looked through for each record that is not at hand: a few microseconds."""
 
 _POPPED_COUNT = 256  # between two turns of the event loop
-_GROUPED_COUNT = 64  # the same
+_TAKEN_COUNT = 1024  # the same
+_GROUPED_COUNT = 128
 _IDLE_MS_MAX = 500
 _STANDSTILL_MS_MAX = 32  # how rarely a clock is looked at that stands still just before something is due
 
@@ -108,8 +121,9 @@ class Firing:
         while True:
             state.wake.clear()
             started_s = time_s()
-            if await to_its_end(self.go()):  # a stop between an append and its count would leave the count wrong
-                await asyncio.sleep(max(0, started_s + interval_s - time_s()))
+            if count := await to_its_end(self.go()):  # a stop between an append and its count leaves that wrong
+                share = 2 if count >= BUSY_RECORDS_MIN else 1
+                await asyncio.sleep(max(0, started_s + share * interval_s - time_s()))
                 continue
             now_ms = state.clock.now_ms()
             standstill_ms = min(2 * standstill_ms, _STANDSTILL_MS_MAX) if now_ms == looked_at_ms else 1
@@ -153,9 +167,13 @@ class Firing:
             self._waits_to_open = open_slots.is_behind(late_ms, 2 * state.config.fire_records_max)
             if self._waits_to_open:
                 return
-            load = open_slots.next_load(until_ms)
-            if load is not None:
-                await self._walk(load)
+            loads: list[Load] = []
+            count = 0
+            while count < open_slots.page_count and (load := open_slots.next_load(until_ms + TOGETHER_S * SLOT_MS)):
+                loads.append(load)
+                count += state.wheel.at(load.slot_s).unit_count
+            if loads:
+                await self._walk(loads)
                 continue
             if not open_slots.has_room():
                 return
@@ -164,21 +182,38 @@ class Firing:
             if slot_s is None:
                 open_slots.skip_to(to_s)
                 return
-            open_slots.open(slot_s, state.log.end_position)
+            while slot_s is not None and count < open_slots.page_count:
+                open_slots.open(slot_s, state.log.end_position)
+                if slot_s * SLOT_MS <= now_ms:  # it is late: what fires after it can wait
+                    break
+                count += state.wheel.at(slot_s).unit_count
+                slot_s = state.wheel.next_occupied(open_slots.write_mark_s, to_s + TOGETHER_S)
 
-    async def _walk(self, load: Load) -> None:
-        """Walk the chain of an open slot, newest to oldest, as it stands now."""
+    async def _walk(self, loads: Sequence[Load]) -> None:
+        """Walk the chains of open slots as they stand now, the newest unit of all of them first: where those of several
+        seconds lie side by side, they are read together."""
         state = self._state
-        position = state.wheel.at(load.slot_s).last
-        offer = load.offer
-        while position != NOWHERE:
-            units, position = state.timer_log.walk(position, TURN_UNITS)
-            for unit in units:
-                assert unit.slot_s == load.slot_s
-                if not unit.magic & MAGIC_DELETE:
-                    offer(item_of(unit))
-            await state.log.yield_to_loop()
-        state.open.finish(load)
+        read = state.timer_log.read
+        lasts = [state.wheel.at(load.slot_s).last for load in loads]
+        heads = [(-last, number) for number, last in enumerate(lasts) if last != NOWHERE]
+        heapify(heads)
+        for count in itertools.count(1):
+            if not heads:
+                break
+            position, number = heads[0]
+            unit = read(-position)
+            assert unit.slot_s == loads[number].slot_s
+            if unit.previous == NOWHERE:
+                heappop(heads)
+            else:
+                heapreplace(heads, (-unit.previous, number))
+            if not unit.magic & MAGIC_DELETE:
+                loads[number].offer(item_of(unit))
+            if count % TURN_UNITS == 0:
+                await state.log.yield_to_loop()
+        await state.log.yield_to_loop()
+        for load in loads:
+            state.open.finish(load)
 
     async def go(self) -> int:
         """Deliver what is due, up to one batch; return how many records have left memory, cancelled ones included."""
@@ -198,16 +233,16 @@ class Firing:
                     break
                 await state.log.yield_to_loop()
             if due:
-                records, numbers, rest = await self._message(due)
+                items, rows, rest = await self._message(due)
                 state.open.put_back(rest)
                 left_count -= len(rest)
                 late_ms = state.clock.now_ms() - fire_ms_of(due[0])
-                for piece in _pieces(records, numbers, is_late=late_ms > CATCH_UP_MS):
+                for piece in _pieces(rows, is_late=late_ms > CATCH_UP_MS):
                     if self._blocked:  # what follows must not overtake it
-                        state.open.put_back([due[number] for number in piece])
-                        left_count -= len(piece)
+                        state.open.put_back(items[piece])
+                        left_count -= len(items[piece])
                         continue
-                    grouping = await self._group(records, piece)
+                    grouping = await self._group(items[piece], rows[piece])
                     for groups, put in ((grouping.rolling, self._roll), (grouping.firing, self._deliver)):
                         left_count -= await self._put(groups, put)
             state.open.advance(state.clock.now_ms() // SLOT_MS)
@@ -317,94 +352,85 @@ class Firing:
             if consumed.pop(source_of(item), None) is not None:
                 state.metrics.already_delivered_count += 1
         state.open.done(gone)
+        state.ready.drop(gone)
         known = set(gone)
         return [item for item in due if item not in known]
 
-    async def _message(self, due: list[Item]) -> tuple[DueRecords, list[int], list[Item]]:
-        """Read the records of due items; return them, which of them were read (indexes into `due`, in order), and the
-        items that did not fit the bytes of one go.
+    async def _message(self, due: list[Item]) -> tuple[list[Item], list[bytes], list[Item]]:
+        """The rows of due items: those that were read, with their rows, in order, and the items that did not fit the
+        bytes of one go.
 
-        Each entry is decoded once for all its due records: in a busy second the records of one accepted batch lie
+        Each entry is read once for all its due records: in a busy second the records of one accepted batch lie
         scattered over `due`, and there may be more batches than memory is to hold.
         """
         state = self._state
-        records = DueRecords(due)
-        size_bytes, first = await self._take_at_hand(records)
-        if first >= PIECE_RECORDS_MAX and 2 * first >= len(due):
+        rows, size_bytes = await self._take_at_hand(due)
+        first = len(rows)
+        if first == len(due) or (first >= PIECE_RECORDS_MAX and 2 * first >= len(due)):
             # What is at hand does not wait until the rest is read.
-            return records, list(range(first)), due[first:]
-        by_entry: dict[int, list[int]] = {}  # indexes into `due`
-        indexes: dict[int, list[int]] = {}  # of their records
-        for number in range(first, len(due)):
-            position, index = source_of(due[number])
-            by_entry.setdefault(position, []).append(number)
-            indexes.setdefault(position, []).append(index)
-            if number % TURN_UNITS == TURN_UNITS - 1:
-                await state.log.yield_to_loop()
-        gone: set[int] = set()  # parked
+            return due[:first], rows, due[first:]
+        by_entry = await items_of(state, due[first:])
         positions = list(by_entry)
-        wanted, count_max = indexes, min(PREFETCH_RECORDS_MAX, _SOON_SHARE * (len(due) - first))
-        if len(due) - first >= PIECE_RECORDS_MAX and (soon := due_soon(state, state.clock.now_ms(), count_max)):
+        wanted, count_max = by_entry, min(PREFETCH_RECORDS_MAX, _SOON_SHARE * (len(due) - first))
+        now_ms = state.clock.now_ms()
+        if len(due) - first >= PIECE_RECORDS_MAX and (soon := look_ahead(state, now_ms, count_max)) is not None:
             # Read once for what is due next as well: the goes that follow find it at hand.
-            following = await indexes_of(state, soon.items, indexes)
-            wanted = {position: [*own, *following.get(position, ())] for position, own in indexes.items()}
-        turn_count = read_count = ahead_count = 0
-        for position, numbers in by_entry.items():
+            following = await items_of(state, state.open.due_before(now_ms + 1 + soon.ahead_ms), by_entry)
+            wanted = {position: [*own, *following.get(position, ())] for position, own in by_entry.items()}
+        ahead_count = 0
+        found: dict[Item, bytes] = {}
+        gone: set[Item] = set()  # parked
+        for read_count, (position, own) in enumerate(by_entry.items()):
             if size_bytes >= state.config.fire_bytes_max:
                 break
             if read_count == ahead_count:
-                ahead_count += await state.record_cache.read_ahead(
+                ahead_count += await state.ready.read_ahead(
                     {position: wanted[position] for position in positions[read_count:]}
                 )
-            read_count += 1
             try:
-                body = await state.record_cache.get(position, indexes[position])
-                for start in range(0, len(numbers), TURN_UNITS):
-                    some = numbers[start : start + TURN_UNITS]
-                    size_bytes += records.fill(some, body)
-                    turn_count += len(some)
-                    if turn_count >= TURN_UNITS:
-                        turn_count = 0
-                        await state.log.yield_to_loop()
+                own_rows = await state.ready.get(position, own)
             except StoreStopped:
                 raise
             except StoreError as damage:
                 # Never skipped: they keep their slots, and with them the read mark, until the entry can be read.
-                state.metrics.parked_count += len(numbers)
-                gone.update(numbers)
-                log.error("timer: %d due records of entry %d cannot be read: %s", len(numbers), position, damage)
-        if records_count := first + sum(len(by_entry[position]) for position in positions[:read_count]):
-            state.record_bytes = size_bytes // records_count
-        unread = positions[read_count:]
-        until = min((by_entry[position][0] for position in unread), default=len(due))
+                state.metrics.parked_count += len(own)
+                gone.update(own)
+                log.error("timer: %d due records of entry %d cannot be read: %s", len(own), position, damage)
+            else:
+                found.update(zip(own, own_rows, strict=True))
+                size_bytes += sum(map(len, own_rows)) + FRAMING_BYTES * len(own_rows)
         # What follows the first that was not read must not overtake it.
+        read = list(takewhile(lambda item: item in found or item in gone, due[first:]))
+        there = [item for item in read if item in found]
+        if rows or there:
+            state.record_bytes = size_bytes // (first + len(found))
         return (
-            records,
-            [number for number in range(until) if number not in gone],
-            [due[number] for number in range(until, len(due)) if number not in gone],
+            due[:first] + there,
+            rows + [found[item] for item in there],
+            [item for item in due[first + len(read) :] if item not in gone],
         )
 
-    async def _take_at_hand(self, records: DueRecords) -> tuple[int, int]:
-        """Take the records up to the first whose entry was not decoded ahead (timer/prefetch.py), or as many as have
-        the bytes of one go; return their bytes, and how many they are."""
-        state = self._state
-        at_hand, bytes_max = state.record_cache.at_hand, state.config.fire_bytes_max
+    async def _take_at_hand(self, due: list[Item]) -> tuple[list[bytes], int]:
+        """The rows up to the first item that was not made ready (timer/prefetch.py), or as many as have the bytes of
+        one go; and their bytes."""
+        row_of, bytes_max = self._state.ready.row_of, self._state.config.fire_bytes_max
         size_bytes = 0
-        for number, item in enumerate(records.items):
-            position, index = source_of(item)
-            body = at_hand(position)
-            row = None if body is None else body.row_of(index)
-            if body is None or row is None or size_bytes >= bytes_max:
-                return size_bytes, number
-            size_bytes += records.take(number, body, row)
-            if number % TURN_UNITS == TURN_UNITS - 1:
-                await state.log.yield_to_loop()
-        return size_bytes, len(records.items)
+        rows: list[bytes] = []
+        for item in due:
+            row = row_of(item)
+            if row is None or size_bytes >= bytes_max:
+                break
+            rows.append(row)
+            size_bytes += len(row) + FRAMING_BYTES
+            if len(rows) % _TAKEN_COUNT == 0:
+                await self._state.log.yield_to_loop()
+        return rows, size_bytes
 
-    async def _group(self, records: DueRecords, numbers: Sequence[int]) -> Grouping:
+    async def _group(self, items: list[Item], rows: list[bytes]) -> Grouping:
         grouping = Grouping(batch_bytes_max=self._state.config.batch_bytes_max)
-        for count, number in enumerate(numbers, 1):
-            grouping.add(records, number)
+        add = grouping.add
+        for count, (item, row) in enumerate(zip(items, rows, strict=True), 1):
+            add(item, row)
             if count % _GROUPED_COUNT == 0:
                 await self._state.log.yield_to_loop()
         return grouping
@@ -496,7 +522,7 @@ class Firing:
         if not isinstance(error, UnknownQueue):
             log.error(
                 "timer: dropping a record that cannot be delivered, schedule=%s topic id=%d partition=%d: %s",
-                (dict(group.records[0].headers).get(SCHEDULE_ID_HEADER) or b"").decode(), *group.target, error,
+                group.first_id, *group.target, error,
             )  # fmt: skip
         elif group.target not in self._lost_targets:
             self._lost_targets.add(group.target)
@@ -510,6 +536,7 @@ class Firing:
 
     def _leave(self, group: Group) -> None:
         self._state.open.done(group.items)
+        self._state.ready.drop(group.items)
         pending = self._state.pending
         if group.delays:
             for delay in group.delays:
@@ -518,16 +545,16 @@ class Firing:
             pending.remove_fired(group.target.topic_id, group.items)
 
 
-def _pieces(records: DueRecords, numbers: Sequence[int], *, is_late: bool) -> Iterator[Sequence[int]]:
+def _pieces(rows: Sequence[bytes], *, is_late: bool) -> Iterator[slice]:
     """Due records cut into what one append delivers."""
     count_max, bytes_max = PIECE_RECORDS_MAX, PIECE_BYTES_MAX
     if is_late:
         count_max, bytes_max = CATCH_UP_RECORDS_MAX, CATCH_UP_BYTES_MAX
     start = size_bytes = 0
-    for at, number in enumerate(numbers):
-        size_bytes += records.sizes_bytes[number]
-        if at - start + 1 == count_max or size_bytes >= bytes_max:
-            yield numbers[start : at + 1]
-            start, size_bytes = at + 1, 0
-    if start < len(numbers):
-        yield numbers[start:]
+    for stop, row in enumerate(rows, 1):
+        size_bytes += len(row) + FRAMING_BYTES
+        if stop - start == count_max or size_bytes >= bytes_max:
+            yield slice(start, stop)
+            start, size_bytes = stop, 0
+    if start < len(rows):
+        yield slice(start, len(rows))

@@ -223,5 +223,7 @@ class Intake:
             if not unit.magic & MAGIC_DELETE:
                 state.timer_log.mark(position, unit.magic | MARKS[reason])
                 state.wheel.release(unit.slot_s)
-            state.open.withdraw(item_of(unit))  # the walk may have been there before
+            item = item_of(unit)
+            state.open.withdraw(item)  # the walk may have been there before
+            state.ready.drop((item,))
         state.consumed_scheduled.pop(source, None)

@@ -17,6 +17,9 @@ so many tuples took up to a tenth of a second.
 from __future__ import annotations
 
 import struct
+from collections import Counter
+from collections.abc import Callable, Iterable
+from operator import itemgetter
 
 from store.types import Source
 from timer.schedule import SLOT_MS
@@ -27,7 +30,7 @@ Key = bytes
 """The beginning of an Item."""
 
 _ITEM = struct.Struct(">qqIIB")
-_FIRE_MS = struct.Struct(">q")
+_FIRE_MS = _POSITION = struct.Struct(">q")
 _SOURCE = struct.Struct(">qI")
 _SLOT = struct.Struct(">I")
 _RECORD_INDEX = struct.Struct(">I")
@@ -73,17 +76,32 @@ def source_of(item: Item) -> Source:
     return _new(Source, _SOURCE.unpack_from(item, _SOURCE_AT))
 
 
+def position_of(item: Item) -> int:
+    """The `position` of the item's source."""
+    position: int = _POSITION.unpack_from(item, _SOURCE_AT)[0]
+    return position
+
+
 def record_index_of(item: Item) -> int:
     """The `record_index` of the item's source."""
     record_index: int = _RECORD_INDEX.unpack_from(item, _RECORD_INDEX_AT)[0]
     return record_index
 
 
-def slot_bytes(item: Item) -> bytes:
-    """The slot as it stands in the item: equal for items of one slot."""
-    return item[_SLOT_AT:_ROLLS_AT]
+def rolls_of(item: Item) -> bool:
+    """Whether the item only rolls."""
+    return bool(item[_ROLLS_AT])
 
 
-def source_row(item: Item) -> bytes:
-    """The copy as a row of an entry's sources (store/log/entry.py)."""
-    return item[_SOURCE_AT:_SLOT_AT]
+slot_bytes: Callable[[Item], bytes] = itemgetter(slice(_SLOT_AT, _ROLLS_AT))
+"""The slot as it stands in the item: equal for items of one slot."""
+
+source_row: Callable[[Item], bytes] = itemgetter(slice(_SOURCE_AT, _SLOT_AT))
+"""The copy as a row of an entry's sources (store/log/entry.py)."""
+
+_fire_bytes: Callable[[Item], bytes] = itemgetter(slice(0, _SOURCE_AT))
+
+
+def fire_counts(items: Iterable[Item]) -> dict[int, int]:
+    """How many of the items fire at each time, epoch ms."""
+    return {int.from_bytes(fire): count for fire, count in Counter(map(_fire_bytes, items)).items()}

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from timer.items import Item, fire_ms_of
+from timer.items import Item, fire_counts
 
 LATENESS_BOUNDS_MS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 5000, 60_000)
 """Upper bounds (inclusive) of the lateness buckets; one more bucket holds everything above."""
@@ -46,7 +45,7 @@ class TimerMetrics:
     def fired(self, now_ms: int, items: Sequence[Item]) -> None:
         """Count records whose delivery was durable at `now_ms`, in the order of their due times."""
         self.fired_count += len(items)
-        for fire_ms, count in Counter(map(fire_ms_of, items)).items():
+        for fire_ms, count in fire_counts(items).items():
             late_ms = max(0, now_ms - fire_ms)
             self.late_sum_ms += late_ms * count
             self.late_counts[bisect_left(LATENESS_BOUNDS_MS, late_ms)] += count

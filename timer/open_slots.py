@@ -88,7 +88,8 @@ class OpenSlots:
         self.read_mark_s = read_mark_s
         self.write_mark_s = read_mark_s + 1
         self._count_max = count_max
-        self._page_count = max(1, count_max // _PAGE_SHARE)
+        self.page_count = max(1, count_max // _PAGE_SHARE)
+        """What one walk brings into memory at most."""
         self._memory = Runs()
         self._slots: dict[int, _Slot] = {}
         self._order: list[int] = []  # heap of the open slots' seconds
@@ -127,10 +128,12 @@ class OpenSlots:
             slot.arrived.append(item)
 
     def next_load(self, until_ms: int) -> Load | None:
-        """The walk to do next, if any: of the slot whose bound comes first, when it comes before `until_ms`."""
-        if not self._partial:
+        """The walk to do next, if any: of the slot whose bound comes first, when it comes before `until_ms`, of those
+        that are not walked just now."""
+        waiting = [slot_s for slot_s in self._partial if not self._slots[slot_s].loading]
+        if not waiting:
             return None
-        slot_s = min(self._partial, key=lambda partial_s: self._slots[partial_s].bound)
+        slot_s = min(waiting, key=lambda partial_s: self._slots[partial_s].bound)
         slot = self._slots[slot_s]
         if slot.bound > fire_key(until_ms):
             return None
@@ -139,7 +142,7 @@ class OpenSlots:
             if first is not None and first < slot.bound:
                 return None  # what is there fires first, and makes room
         slot.loading = True
-        return Load(slot_s, slot.bound, self._page_count)
+        return Load(slot_s, slot.bound, self.page_count)
 
     def finish(self, load: Load) -> None:
         """Take the page of a finished walk."""
@@ -165,7 +168,8 @@ class OpenSlots:
         if self._late:
             self._late.difference_update(due)
         is_withdrawn = False
-        for last in {slot_bytes(item): item for item in due}.values():  # of each slot the last one: it is the largest
+        lasts = dict(zip(map(slot_bytes, due), due, strict=True))  # of each slot the last one: it is the largest
+        for last in lasts.values():
             slot = self._slots[slot_of(last)]
             is_withdrawn = is_withdrawn or bool(slot.withdrawn)
             slot.popped = max(slot.popped, last)
@@ -176,9 +180,13 @@ class OpenSlots:
             due = [item for item in due if item not in gone]
         return due
 
-    def due_before(self, until_ms: int, count_max: int) -> list[Item] | None:
-        """What is in memory and due before `until_ms`, in no order; None when it is more than `count_max`."""
-        return self._memory.below(fire_key(until_ms), count_max)
+    def count_before(self, until_ms: int) -> int:
+        """How much of what is in memory is due before `until_ms`."""
+        return self._memory.count_below(fire_key(until_ms))
+
+    def due_before(self, until_ms: int) -> list[Item]:
+        """What is in memory and due before `until_ms`, in no order."""
+        return self._memory.below(fire_key(until_ms))
 
     def withdraw(self, item: Item) -> None:
         """Have a waiting schedule never popped from its slot, if that is open: something else has consumed it."""

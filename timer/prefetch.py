@@ -1,12 +1,14 @@
-"""A stage beside the deliveries: what falls due soon is read and decoded before it is due.
+"""A stage beside the deliveries: what falls due soon is read and made ready before it is due.
 
 Where due times are mixed within the accepted batches, every moment wants a few records of each of many entries. To read
 and check a whole entry again for each moment costs more than all else that a delivery does, and what is due would wait
-for it. So, some four times a second, the schedules in memory are looked through up to a second ahead. An entry of which
-something falls due in the first half of that, and is not at hand, is read, and decoded for all of it.
+for it. So, twice a second, the schedules in memory are looked through. An entry of which something falls due within
+two seconds, and is not at hand, is read, and rows (timer/ready.py) are made of all of it that falls due within five: so
+each entry is read once in three seconds. There may be a thousand of them at a time: then they are read a few at a time,
+as slowly as there is time for it.
 
-A delivery decodes what is not at hand: what arrived since the last look, and all of it when so much is due that each
-entry is wanted for much at once. When that is many records, those are decoded with them that are due next in the same
+A delivery reads what is not at hand: what arrived since the last look, and all of it when so much is due that each
+entry is wanted for much at once. When that is many records, those are read with them that are due next in the same
 entries. While deliveries are late, nothing else is looked for ahead of them: that would only take the event loop from
 them, and the more so the more is due.
 """
@@ -18,14 +20,17 @@ from collections.abc import Container, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from timer.items import Item, fire_key, source_of
-from timer.record_cache import DECODED_OVERHEAD_BYTES
-from timer.state import TURN_UNITS, TimerState
+from timer.items import Item, fire_key, fire_ms_of, position_of
+from timer.ready import FULL_SHARE, ROW_OVERHEAD_BYTES
+from timer.state import TimerState
 
-PREFETCH_MS = 1000
-"""As far ahead entries are decoded; it looks again after a quarter of it."""
+PREFETCH_MS = 5000
+"""As far ahead records are made ready,"""
 
-PREFETCH_RECORDS_MAX = 20_000
+NEAR_MS = 2000
+"""when something of their entry falls due so soon. It looks again after a quarter of that."""
+
+PREFETCH_RECORDS_MAX = 100_000
 """With more due so soon, it looks half as far ahead, and half as far again."""
 
 PREFETCH_INTERVAL_MS_MIN = 50
@@ -34,46 +39,54 @@ PREFETCH_INTERVAL_MS_MIN = 50
 LATE_MS = 100
 """Deliveries that are later than this have the event loop for themselves."""
 
+LOOKED_COUNT = 1024
+"""Schedules looked at between two turns of the event loop: a tenth of a millisecond."""
 
-LOOKED_COUNT = 256
-"""Schedules looked at between two turns of the event loop: a sixth of a millisecond."""
+SORTED_COUNT = 256
+"""Schedules put to their entries between two turns; as long."""
+
+READ_ENTRIES = 8
+"""Entries read and made ready at a time: two milliseconds or so."""
+
+_REST_S_MAX = 0.02
+"""How long it rests between two times at most."""
 
 
 class Soon(NamedTuple):
-    """Schedules in memory that are due within `ahead_ms`, in no order."""
+    """How far ahead to look now; `near_ms`: what is due within it must be at hand."""
 
     ahead_ms: int
-    items: list[Item]
+    near_ms: int
 
 
-def due_soon(state: TimerState, now_ms: int, count_max: int) -> Soon | None:
-    """What falls due within PREFETCH_MS, or within a part of that when it is more than `count_max`; None when too much
-    is due at once."""
-    # So many that they take a quarter of what bodies may: of an entry of which a quarter is wanted, all is.
-    bytes_max = state.config.bodies_bytes_max // 4
-    count_max = min(count_max, bytes_max // (state.record_bytes + DECODED_OVERHEAD_BYTES))
+def look_ahead(state: TimerState, now_ms: int, count_max: int) -> Soon | None:
+    """PREFETCH_MS, or a part of it when more than `count_max` is due within it; None when too much is due at once."""
+    bytes_max = int(state.config.bodies_bytes_max * FULL_SHARE)
+    count_max = min(count_max, bytes_max // (state.record_bytes + ROW_OVERHEAD_BYTES))
     ahead_ms = PREFETCH_MS
-    while (items := state.open.due_before(now_ms + 1 + ahead_ms, count_max)) is None:
+    while state.open.count_before(now_ms + 1 + ahead_ms) > count_max:
         if not ahead_ms:
             return None
         ahead_ms //= 2
-    return Soon(ahead_ms, items)
+    return Soon(ahead_ms, ahead_ms * NEAR_MS // PREFETCH_MS)
 
 
-async def indexes_of(state: TimerState, items: Sequence[Item], positions: Container[int]) -> dict[int, list[int]]:
-    """The record indexes of some items by the position of their entry, of these entries alone."""
-    found: dict[int, list[int]] = {}
+async def items_of(
+    state: TimerState, items: Sequence[Item], positions: Container[int] | None = None
+) -> dict[int, list[Item]]:
+    """Some items by the position of their entry; of these entries alone, if any are given."""
+    found: dict[int, list[Item]] = {}
     for number, item in enumerate(items, 1):
-        position, index = source_of(item)
-        if position in positions:
-            found.setdefault(position, []).append(index)
-        if number % LOOKED_COUNT == 0:
+        position = position_of(item)
+        if positions is None or position in positions:
+            found.setdefault(position, []).append(item)
+        if number % SORTED_COUNT == 0:
             await state.log.yield_to_loop()
     return found
 
 
 class Prefetch:
-    """Has the records of what is due soon at hand, in `state.bodies`."""
+    """Has the rows of what is due soon at hand, in `state.ready`."""
 
     def __init__(self, state: TimerState) -> None:
         self._state = state
@@ -81,37 +94,47 @@ class Prefetch:
     async def run(self) -> None:
         """Prefetch until cancelled. Raises StoreStopped."""
         while True:
-            ahead_ms = await self.step()
-            await asyncio.sleep(max(PREFETCH_INTERVAL_MS_MIN, ahead_ms // 4) / 1000)
+            near_ms = await self.step()
+            await asyncio.sleep(max(PREFETCH_INTERVAL_MS_MIN, near_ms // 4) / 1000)
 
     async def step(self) -> int:
-        """Look once, and read what is not at hand; return how many ms ahead. Raises StoreStopped."""
+        """Look once, and read what is not at hand; return how many ms ahead all of it is. Raises StoreStopped."""
         state = self._state
-        yield_to_loop, body_of = state.log.yield_to_loop, state.record_cache.body_of
         now_ms = state.clock.now_ms()
         fire_ms = state.open.next_fire_ms()
         if fire_ms is not None and fire_ms < now_ms - LATE_MS:
             return 0
-        soon = due_soon(state, now_ms, PREFETCH_RECORDS_MAX)
+        soon = look_ahead(state, now_ms, PREFETCH_RECORDS_MAX)
         if soon is None:
             return 0
-        ahead_ms, items = soon
-        near = fire_key(now_ms + 1 + ahead_ms // 2)
-        missing: dict[int, None] = {}  # entries, in this order
-        for number, item in enumerate(items, 1):
-            if item < near:
-                position, index = source_of(item)
-                body = body_of(position)
-                if body is None or body.row_of(index) is None:
-                    missing[position] = None
-            if number % LOOKED_COUNT == 0:
-                await yield_to_loop()
-        wanted = iter((await indexes_of(state, items, missing)).items()) if missing else iter(())
-        while some := dict(islice(wanted, TURN_UNITS)):
-            if state.clock.now_ms() > now_ms + ahead_ms // 2:
-                break  # it is too slow, and what is left is due
+        near = await self._missing(state.open.due_before(now_ms + 1 + soon.near_ms))
+        if not near:
+            return soon.near_ms
+        due = await self._missing(state.open.due_before(now_ms + 1 + soon.ahead_ms))
+        wanted = await items_of(state, due, set(map(position_of, near)))
+        entries = sorted((min(items), position) for position, items in wanted.items())
+        pieces = [entries[at : at + READ_ENTRIES] for at in range(0, len(entries), READ_ENTRIES)]
+        for number, piece in enumerate(pieces):
+            if number:
+                slack_ms = fire_ms_of(piece[0][0]) - state.clock.now_ms() - soon.near_ms // 4
+                await asyncio.sleep(max(0.0, min(slack_ms / 1000 / (len(pieces) - number), _REST_S_MAX)))
+            if state.clock.now_ms() > now_ms + soon.near_ms or state.ready.is_full:
+                break  # it is too slow, and what is left is due; or records are larger than those before
+            some = {position: wanted[position] for _, position in piece}
             while some:
-                for position in list(islice(some, await state.record_cache.read_ahead(some))):
+                for position in list(islice(some, await state.ready.read_ahead(some))):
                     del some[position]
-            await yield_to_loop()
-        return ahead_ms
+            now = fire_key(state.clock.now_ms() + 1)
+            passed = [item for _, position in piece for item in wanted[position] if item < now]
+            state.ready.drop(
+                [item for item in passed if not state.open.is_waiting(item)]
+            )  # delivered or cancelled meanwhile
+        return soon.near_ms
+
+    async def _missing(self, items: Sequence[Item]) -> list[Item]:
+        """Those that are not at hand."""
+        missing: list[Item] = []
+        for at in range(0, len(items), LOOKED_COUNT):
+            missing += self._state.ready.missing(items[at : at + LOOKED_COUNT])
+            await self._state.log.yield_to_loop()
+        return missing

@@ -89,12 +89,13 @@ class Runs:
         self._drop_empty()
         return taken
 
-    def below(self, limit: Key, count_max: int) -> list[Item] | None:
-        """The items below `limit`, in no order, which stay; None when they are more than `count_max`."""
-        counts = [bisect_left(run, limit) for run in self._runs]
-        if sum(counts) > count_max:
-            return None
-        return [item for run, count in zip(self._runs, counts, strict=True) for item in run[:count]]
+    def count_below(self, limit: Key) -> int:
+        """How many items are below `limit`."""
+        return sum([bisect_left(run, limit) for run in self._runs])
+
+    def below(self, limit: Key) -> list[Item]:
+        """The items below `limit`, in no order, which stay."""
+        return [item for run in self._runs for item in run[: bisect_left(run, limit)]]
 
     def key_near(self, count: int) -> Key:
         """A key with at most `count` items before it, and nearly so many: exactly so many of a few thousand items, else

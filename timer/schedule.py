@@ -44,10 +44,12 @@ ROLL_WINDOW_MS_MAX = (LAP_SLOTS - BLANK_SLOTS) * SLOT_MS
 
 _ID = struct.Struct(">qqi")
 assert _ID.size == 20
-_ID_AND_BYTE = struct.Struct(_ID.format + "x")
+pack_schedule_id = _ID.pack
+"""due ms, position, index -> the 20 bytes of an id"""
 _PREFIX = "s"
 _URL_SAFE = bytes.maketrans(b"+/", b"-_")
-_ID_CHARS = len(_PREFIX) + 27
+SCHEDULE_ID_BYTES = len(_PREFIX) + 27
+"""Of an id in ASCII."""
 
 
 class ScheduleId(NamedTuple):
@@ -77,22 +79,26 @@ def encode_schedule_id(due_ms: int, position: int, record_index: int) -> str:
 
 def spell_schedule_id(due_ms: int, position: int, record_index: int) -> bytes:
     """`encode_schedule_id`, in ASCII bytes."""
-    packed = _ID.pack(due_ms, position, record_index)
+    packed = pack_schedule_id(due_ms, position, record_index)
     return b"s" + binascii.b2a_base64(packed, newline=False)[:-1].translate(_URL_SAFE)
 
 
 def encode_schedule_ids(dues_ms: Iterable[int], position: int) -> list[str]:
-    """`encode_schedule_id` of the records of one entry from index 0 on, in a third of the time: a byte behind each
+    """`encode_schedule_id` of the records of one entry from index 0 on."""
+    ids = spell_schedule_ids(pack_schedule_id(due_ms, position, index) for index, due_ms in enumerate(dues_ms))
+    return list(map(bytes.decode, ids))
+
+
+def spell_schedule_ids(packed: Iterable[bytes]) -> list[bytes]:
+    """`spell_schedule_id` of schedules that are given as the 20 bytes each, in a third of the time: a byte behind each
     makes it a whole number of base64's groups of three, so that all are encoded at once."""
-    pack = _ID_AND_BYTE.pack
-    packed = b"".join([pack(due_ms, position, index) for index, due_ms in enumerate(dues_ms)])
-    text = binascii.b2a_base64(packed, newline=False).translate(_URL_SAFE).decode("ascii")
-    return [_PREFIX + text[at : at + _ID_CHARS - 1] for at in range(0, len(text), _ID_CHARS)]
+    text = binascii.b2a_base64(b"".join([one + b"\0" for one in packed]), newline=False).translate(_URL_SAFE)
+    return [b"s" + text[at : at + SCHEDULE_ID_BYTES - 1] for at in range(0, len(text), SCHEDULE_ID_BYTES)]
 
 
 def decode_schedule_id(text: str) -> ScheduleId:
     """Read an id back. Raises ValueError when `encode_schedule_id` cannot have written it."""
-    if len(text) == _ID_CHARS and text.startswith(_PREFIX) and text.isascii():
+    if len(text) == SCHEDULE_ID_BYTES and text.startswith(_PREFIX) and text.isascii():
         try:
             schedule = ScheduleId._make(_ID.unpack(base64.b64decode(text[1:] + "=", altchars=b"-_", validate=True)))
         except (binascii.Error, struct.error):

@@ -29,9 +29,9 @@ from store.errors import StoreError
 from store.record_batch import Headers
 from store.types import Entry, Source
 from timer.changes import Standing
-from timer.delivery import SCHEDULE_KEY_HEADER
 from timer.errors import ScheduleKeyTaken, TimerBusy
 from timer.ports import TopicKey
+from timer.ready import SCHEDULE_KEY_HEADER
 from timer.record_cache import pick
 from timer.schedule import ScheduleId
 from timer.state import TimerState

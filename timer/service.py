@@ -38,6 +38,7 @@ from timer.changing import Changing, Outcome
 from timer.checkpoint import CheckpointFile
 from timer.checkpointing import Checkpointing
 from timer.config import TimerConfig
+from timer.entry_reader import EntryReader
 from timer.firing import Firing
 from timer.intake import Intake
 from timer.key_index import SqliteKeyIndex
@@ -47,6 +48,7 @@ from timer.open_slots import OpenSlots
 from timer.pending_file import PendingFile
 from timer.ports import KeyIndex, KeyRow, Log, Partitions, RunBlocking, TopicKey
 from timer.prefetch import Prefetch
+from timer.ready import Ready
 from timer.record_cache import RecordCache
 from timer.recovery import recover
 from timer.saved import SAVED_PER_TURN, Saved, packed_unit
@@ -127,18 +129,21 @@ class TimerService:
         if recovered.outcome == "saved" and saved is not None and saved.rows:
             rows, queue_offset = dict(saved.rows), saved.queue_offset
             await self._run_blocking(lambda: key_index.commit(rows, queue_offset, before_s=None))
+        bytes_max = self._config.bodies_bytes_max
+        reader = EntryReader(
+            self._log.entry_at_hand,
+            self._log.read_entry,
+            self._log.read_entries,
+            self._log.yield_to_loop,
+            starts_bytes_max=bytes_max // 2,
+        )
         state = self._state = TimerState(
             config=self._config,
             log=self._log,
             clock=self._clock,
             metrics=self.metrics,
-            record_cache=RecordCache(
-                self._log.entry_at_hand,
-                self._log.read_entry,
-                self._log.read_entries,
-                self._log.yield_to_loop,
-                bytes_max=self._config.bodies_bytes_max,
-            ),
+            record_cache=RecordCache(reader, bytes_max=bytes_max // 4),
+            ready=Ready(reader, bytes_max=bytes_max),
             wheel=wheel,
             timer_log=timer_log,
             open=OpenSlots(

@@ -25,6 +25,7 @@ from timer.metrics import TimerMetrics
 from timer.open_slots import OpenSlots
 from timer.pending_counts import PendingCounts
 from timer.ports import Log, Target
+from timer.ready import Ready
 from timer.record_cache import RecordCache
 from timer.timer_log import MAGIC_DELETE, MAGIC_FIRED, MAGIC_MOVED, MAGIC_ROLL, TimerLog, Unit
 from timer.wheel import Wheel
@@ -46,6 +47,7 @@ class TimerState:
     clock: Clock
     metrics: TimerMetrics
     record_cache: RecordCache
+    ready: Ready
     wheel: Wheel
     timer_log: TimerLog
     open: OpenSlots

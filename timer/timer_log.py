@@ -175,9 +175,10 @@ class TimerLog:
 
     def read(self, position: int) -> Unit:
         """The unit at `position`. Raises Corrupt when there is none."""
-        for marks in (self._marks, self._marking):
-            if marks and (marked := marks.get(position)) is not None:
-                return self._parse(marked, 0, position)
+        if self._marks or self._marking:
+            for marks in (self._marks, self._marking):
+                if (marked := marks.get(position)) is not None:
+                    return self._parse(marked, 0, position)
         if position >= self._tail_start:
             return self._parse(self._tail, position - self._tail_start, position)
         at = position - self._block_start

@@ -1261,7 +1261,7 @@ def _all_of(first: Original, count: int) -> dict[int, Original]:
 
 
 def _with_queues(record: Record, queues: Sequence[bytes]) -> Record:
-    """A record that waits to be delivered, with the light queues that it will be in (timer/delivery.py)."""
+    """A record that waits to be delivered, with the light queues that it will be in (timer/ready.py)."""
     names = orjson.dumps([name.decode() for name in queues])
     return record._replace(headers=[*record.headers, (QUEUES_HEADER, names)])
 

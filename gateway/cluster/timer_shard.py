@@ -50,8 +50,8 @@ from store.topics import TIMER, TIMER_QUEUE
 from store.types import Acks, Append, Appended, Bounds, Entry, QueueKey, ReadResult, ReadStatus, Source
 from store.waits import is_set_within
 from timer.changes import NO_SCHEDULE, TOMBSTONE_TOPIC_ID
-from timer.delivery import SCHEDULE_ID_HEADER
 from timer.ports import Delivered, Due, Target
+from timer.ready import SCHEDULE_ID_HEADER
 
 MARK = b"mq-timer"
 _JSON_VALUES, _CLAIM = 1, 2

@@ -107,6 +107,9 @@ RECORD_FIELDS = frozenset(
 STEP_RECORDS = 1_000
 """Records checked between two turns of the event loop: some 2 ms."""
 
+DUE_DIGITS_END = 16
+"""A due time with so many digits is not shown."""
+
 _INDEX = re.compile(r"^records\[([0-9]+)\]")
 _HEADER_KNOWN = frozenset(("key", "value", "text"))
 _ENVELOPE_KNOWN = frozenset(("records", "key_schema", "key_schema_id", "value_schema", "value_schema_id"))
@@ -734,7 +737,7 @@ def add_headers(item: dict[str, object], headers: record_batch.Headers) -> None:
         if name == TAG_HEADER and value is not None:
             item["tag"] = value.decode("utf-8", "replace")
         elif name == DELIVER_AT_HEADER and value is not None and value.isdigit():
-            item["deliver_at"] = int(value) if len(value) < 16 else None
+            item["deliver_at"] = int(value) if len(value) < DUE_DIGITS_END else None
         elif name == SCHEDULE_ID_HEADER and value is not None:
             item["schedule_id"] = value.decode("ascii", "replace")
         elif name == SCHEDULE_KEY_HEADER and value is not None:

@@ -3,8 +3,9 @@
     {"topic":"orders","key":"k","value":{"a":1},"partition":0,"offset":7,"timestamp":...,"store_timestamp":...}
 
 Byte for byte what orjson makes of the objects of `render_records_in_steps`, in half the time: all records of an entry
-whose keys and values are JSON are put as they are stored into one template. An entry with anything else in it (headers,
-bytes that are no JSON), and other formats, are rendered as objects.
+whose keys and values are JSON are put as they are stored into one template. So are those that the timer has delivered:
+the headers that it adds are two columns more. An entry with anything else in it (other headers, bytes that are no
+JSON), and other formats, are rendered as objects.
 
 What is at an offset never changes (C3), so the texts of a whole entry can be kept for the next reader (`TextCache`).
 """
@@ -23,7 +24,8 @@ import orjson
 
 from gateway.codec.filters import TagFilter
 from gateway.codec.message_ids import message_id_prefix
-from gateway.codec.records import Format, are_shown_plainly, render_records_in_steps
+from gateway.codec.records import DUE_DIGITS_END, Format, are_shown_plainly, render_records_in_steps
+from gateway.codec.tags import DELIVER_AT_HEADER, SCHEDULE_ID_HEADER
 from store import record_batch
 from store.types import Buffer, Entry, QueueKey
 
@@ -169,7 +171,7 @@ def _plain_texts(
     has_ids: bool,
     cache: TextCache | None,
 ) -> Texts | None:
-    """The texts of an entry; None when not all of its records are JSON without headers."""
+    """The texts of an entry; None when not all of its records are JSON without headers, or with those of the timer."""
     base = entry.base_offset
     if cache is None or entry.record_count < KEPT_RECORDS_MIN or start > base or stop < entry.next_offset:
         return _made_texts(topic, partition, entry, start, stop, separator, topic_id if has_ids else None)
@@ -200,10 +202,10 @@ def _made_texts(
     count = end - first
     if count <= 0:
         return Texts(b"", 0)
-    columns = _columns(entry.batch, first, end) if 2 * count >= entry.record_count else None
-    if columns is None and (columns := _decoded_columns(entry.batch, first, end)) is None:
+    found = _columns(entry.batch, first, end) if 2 * count >= entry.record_count else None
+    if found is None and (found := _decoded_columns(entry.batch, first, end)) is None:
         return None
-    keys, values, times_ms = columns
+    keys, values, times_ms, delayed = found
     if not are_shown_plainly(keys, values, json_values=entry.json_values, raw_keys=entry.raw_keys):
         return None
     quote = b""
@@ -217,7 +219,7 @@ def _made_texts(
         """Raises TypeError for a null."""
         is_keyless = not any(keys) and keys.count(None) == count
         head = b'{"topic":%b,"key":%b,"value":%%b,"partition":%d,"offset":%%d,'
-        form = (head + b'"timestamp":%b,"store_timestamp":%d%b%b}') % (
+        form = (head + b'"timestamp":%b,"store_timestamp":%d%b%b%b}') % (
             shown_topic,
             b"null" if is_keyless else b"%b%%b%b" % (quote, quote),
             partition,
@@ -225,6 +227,7 @@ def _made_texts(
             entry.store_time_ms,
             b"" if topic_id is None
             else b',"message_id":"%b%%d"' % message_id_prefix(topic_id, partition).encode(),
+            b"" if delayed is None else b',"deliver_at":%d,"schedule_id":"%b"',
             b',"cursor":%b:%d=%%d"' % (shown_topic[:-1], partition) if has_cursors else b"",
         )  # fmt: skip
         columns: list[Sequence[object]] = [] if is_keyless else [keys]
@@ -233,6 +236,8 @@ def _made_texts(
             columns.append(times_ms)
         if topic_id is not None:
             columns.append(offsets)
+        if delayed is not None:
+            columns += [delayed.dues_ms, delayed.ids]
         if has_cursors:
             columns.append(range(offsets.start + 1, offsets.stop + 1))
         return filled(form, columns, separator)
@@ -245,8 +250,20 @@ def _made_texts(
         return Texts(rendered(shown_keys, shown_values, b""), count)
 
 
-_Columns = tuple[Sequence[bytes | None], Sequence[bytes | None], Sequence[int]]
-"""Keys, values and times of records."""
+class _Delayed(NamedTuple):
+    """What the timer has added to records that it delivered."""
+
+    dues_ms: Sequence[int]
+    ids: Sequence[bytes]
+
+
+class _Columns(NamedTuple):
+    """Of records without headers, or with those alone that the timer adds."""
+
+    keys: Sequence[bytes | None]
+    values: Sequence[bytes | None]
+    times_ms: Sequence[int]
+    delayed: _Delayed | None
 
 
 def _columns(batch: Buffer, first: int, end: int) -> _Columns | None:
@@ -255,19 +272,52 @@ def _columns(batch: Buffer, first: int, end: int) -> _Columns | None:
     if found is None:
         return None
     keys, values, time_ms = found
-    return keys[first:end], values[first:end], [time_ms] * (end - first)
+    return _Columns(keys[first:end], values[first:end], [time_ms] * (end - first), None)
 
 
 def _decoded_columns(batch: Buffer, first: int, end: int) -> _Columns | None:
-    """The same of any batch; None when a record up to the last of them has headers."""
+    """The same of any batch; None when a record up to the last of them has other headers, or not all have them."""
     decoded = islice(record_batch.decode(batch), end)
     records: list[record_batch.DecodedRecord] = []
+    dues_ms: list[int] = []
+    ids: list[bytes] = []
     while some := list(islice(decoded, _LOOKED_AT)):
-        if any(map(_HEADERS_OF, some)):
+        headers = list(map(_HEADERS_OF, some))
+        if any(headers):
+            delayed = _delayed(headers)
+            if delayed is None or len(ids) < len(records):
+                return None
+            dues_ms += delayed.dues_ms
+            ids += delayed.ids
+        elif ids:
             return None
         records += some
-    del records[:first]
-    return list(map(_KEY_OF, records)), list(map(_VALUE_OF, records)), list(map(_TIMESTAMP_OF, records))
+    del records[:first], dues_ms[:first], ids[:first]
+    return _Columns(
+        list(map(_KEY_OF, records)),
+        list(map(_VALUE_OF, records)),
+        list(map(_TIMESTAMP_OF, records)),
+        _Delayed(dues_ms, ids) if ids else None,
+    )
+
+
+def _delayed(headers: Sequence[record_batch.Headers]) -> _Delayed | None:
+    """What records say that have the timer's headers, in its order, and no others; None of any other."""
+    try:
+        found = [
+            (due, schedule_id)
+            for (first, due), (second, schedule_id) in headers
+            if first == DELIVER_AT_HEADER and second == SCHEDULE_ID_HEADER
+        ]
+    except ValueError:
+        return None
+    if len(found) < len(headers):
+        return None
+    dues = [due for due, _ in found if due is not None and due.isdigit() and len(due) < DUE_DIGITS_END]
+    ids = [schedule_id for _, schedule_id in found if schedule_id is not None]
+    if not len(dues) == len(ids) == len(found) or b"".join(ids).translate(None, _USUAL):
+        return None
+    return _Delayed(list(map(int, dues)), ids)
 
 
 def filled(form: bytes, columns: Sequence[Sequence[object]], separator: bytes) -> bytes:

@@ -44,8 +44,8 @@ from store.errors import (
 from store.light_names import LightNames
 from store.record_batch import Record
 from store.types import ID_BYTES, Acks, Append, Identity, ReadResult, Source
-from timer.delivery import SCHEDULE_ID_HEADER
 from timer.ports import Delivered, Due, Target, append_of
+from timer.ready import SCHEDULE_ID_HEADER
 
 log = logging.getLogger(__name__)
 

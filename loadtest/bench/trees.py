@@ -43,7 +43,9 @@ from loadtest.bench.wrk_client import WrkClient
 from loadtest.kernel_cpu import CpuMeter, idle_kernel_cpu_share
 from loadtest.peers import kafka_protocol as kafka
 from loadtest.peers import replay
+from loadtest.peers.mq import JsonClient
 from loadtest.peers.servers import free_port
+from loadtest.peers.work import delayed
 from loadtest.process import Running, end_when_told, running_server
 from loadtest.stats import mean_ratio
 from store.limits import MiB
@@ -55,6 +57,10 @@ WARM_UP_S = 0.3
 CONNECTIONS = 16
 QUEUED = 20_000
 """Records that queue mode gives out in a run, from the beginning of the topic: each run is a group of its own."""
+
+DELAYED, DELAYED_MS, DELAYED_ACCEPTED_PER_S = 100_000, 6_000, 20_000
+"""Delayed records that are due within so long, as many a second as a million within a minute, and their due times as
+mixed within a request."""
 
 PUSHED = 200_000
 PUSHED_SINGLY = 50_000
@@ -110,8 +116,8 @@ class Cost(NamedTuple):
 def workloads(client: LoadClient) -> Mapping[str, Work]:
     """What is measured, by its name."""
     sent = {"Content-Type": JSON_TYPE}
-    delayed = orjson.loads(json_body(range(100)))
-    for record in delayed["records"]:
+    hundred = orjson.loads(json_body(range(100)))
+    for record in hundred["records"]:
         record["delay_ms"] = 86_400_000
 
     def load(count: int, request: Request, connections: int = CONNECTIONS) -> Work:
@@ -152,6 +158,15 @@ def workloads(client: LoadClient) -> Mapping[str, Work]:
         del duration_s
         await make_topics(tree.server.url, f"made-{next(groups)}", MADE, MAKING)
         return float(MADE)
+
+    async def delay(tree: Tree, duration_s: float) -> float:
+        del duration_s
+        async with aiohttp.ClientSession() as session:
+            await delayed(
+                JsonClient(session, tree.server.url), f"delayed-{next(groups)}",
+                count=DELAYED, spread_ms=DELAYED_MS, accepted_per_s=DELAYED_ACCEPTED_PER_S,
+            )  # fmt: skip
+        return float(DELAYED)
 
     def walk(topic: str, accept: str, query: str) -> Work:
         """One connection that reads a topic from end to end, again and again."""
@@ -259,7 +274,8 @@ def workloads(client: LoadClient) -> Mapping[str, Work]:
         "POST, a raw batch of 1,000": load(RECORDS_PER_BATCH, Request("POST", "/topics/sent", _typed(), raw)),
         "replay, a raw batch of 1,000, durable": replayed(""),
         "replay, a raw batch of 1,000, written": replayed("?acks=written"),
-        "POST, 100 delayed records": load(100, Request("POST", "/topics/sent", sent, orjson.dumps(delayed))),
+        "POST, 100 delayed records": load(100, Request("POST", "/topics/sent", sent, orjson.dumps(hundred))),
+        "delayed, 1,000 records a request, from the send to the push": delay,
         "pull, 1,000 JSON records": load(1000, Request("GET", JSON_PULL, {"Accept": JSON_TYPE})),
         "walk, 1,000 JSON records of raw batches": walk(STORED, JSON_TYPE, "max_records=1000"),
         "walk, 1,000 JSON records sent as JSON": walk(SENT_AS_JSON, JSON_TYPE, "max_records=1000"),

@@ -41,7 +41,10 @@ from store.record_batch import (
     decode_some,
     encode,
     encode_most_in_steps,
+    encode_tails,
+    header_bytes,
     record_starts,
+    record_tail,
     split,
     with_base_offset,
 )
@@ -120,6 +123,37 @@ def test_what_is_encoded_passes_and_decodes_to_the_same_records(records: Sequenc
         (base_offset + n, r.timestamp_ms, r.key, r.value, list(r.headers)) for n, r in enumerate(records)
     ]
     assert record_batch.record_count(batch) == len(records)
+
+
+def tails_of(records: Sequence[Record]) -> list[bytes]:
+    return [
+        record_tail(
+            record.key,
+            record.value,
+            len(record.headers),
+            b"".join(header_bytes(name.encode(), value) for name, value in record.headers),
+        )
+        for record in records
+    ]
+
+
+@given(records_of_any_shape)
+def test_a_batch_of_tails_is_the_batch_of_the_records(records: Sequence[Record]) -> None:
+    assert encode_tails(tails_of(records), [record.timestamp_ms for record in records]) == encode(records)
+
+
+def test_a_batch_of_tails_is_held_to_the_limits_of_a_batch() -> None:
+    records = [Record(None, b"%d" % number, number % 3) for number in range(BATCH_RECORDS_MAX)]
+    tails, times_ms = tails_of(records), [record.timestamp_ms for record in records]
+    assert encode_tails(tails, times_ms) == encode(records)
+    with pytest.raises(RecordTooLarge, match=str(BATCH_RECORDS_MAX)):
+        encode_tails([*tails, tails[0]], [*times_ms, 0])
+    largest = next(decode(batch_of_size(BATCH_BYTES_MAX)))
+    value = largest.value
+    assert value is not None
+    assert len(encode_tails([record_tail(None, value, 0, b"")], [0])) == BATCH_BYTES_MAX
+    with pytest.raises(RecordTooLarge, match=str(BATCH_BYTES_MAX)):
+        encode_tails([record_tail(None, value + b"x", 0, b"")], [0])
 
 
 @given(records_of_any_shape)

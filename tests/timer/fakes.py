@@ -20,8 +20,8 @@ from store.topics import TIMER_QUEUE
 from store.types import Acks, Append, Appended, Boundary, Bounds, Delay, Entry, QueueKey, ReadResult, ReadStatus, Source
 from tests.simdisk import SimDisk
 from timer.config import TimerConfig
-from timer.delivery import SCHEDULE_KEY_HEADER
 from timer.ports import KeyIndex, KeyRow, OwnPartitions, TopicKey
+from timer.ready import SCHEDULE_KEY_HEADER
 from timer.service import TimerService
 
 ROOT = Path("/data/timer")

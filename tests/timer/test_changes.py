@@ -397,7 +397,7 @@ async def test_many_are_cancelled_some_a_turn_and_none_is_searched_for(
 
 
 async def test_memory_for_cancelled_schedules_is_given_back(timer: TimerService, log: FakeLog) -> None:
-    await accept(timer, log, *(3_000 + number for number in range(1_000)))
+    await accept(timer, log, *(8_000 + number for number in range(1_000)))
     assert await timer.cancel_all(Query()) == 1_000
     await settle(timer)
     await timer.checkpoint()

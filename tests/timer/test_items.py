@@ -11,10 +11,13 @@ from timer.items import (
     HIGHEST,
     ITEM_BYTES,
     LOWEST,
+    fire_counts,
     fire_key,
     fire_ms_of,
     item_of,
     pack_item,
+    position_of,
+    rolls_of,
     slot_bytes,
     slot_of,
     source_of,
@@ -48,6 +51,7 @@ def test_an_item_says_what_it_was_made_of(fields: tuple[int, ...]) -> None:
     assert (fire_ms_of(item), slot_of(item)) == (fields[0], fields[3])
     assert int.from_bytes(slot_bytes(item)) == fields[3]
     assert source_of(item) == Source(fields[1], fields[2])
+    assert (position_of(item), rolls_of(item)) == (fields[1], fields[4])
     assert list(packed_sources(source_row(item))) == [Source(fields[1], fields[2])]
 
 
@@ -57,3 +61,8 @@ def test_what_only_rolls_in_its_slot_fires_when_that_begins() -> None:
     )
     assert unpack_item(item_of(unit)) == (5000, 64, 3, 5, True)
     assert unpack_item(item_of(unit._replace(magic=MAGIC_DEFAULT))) == (99_000_000, 64, 3, 5, False)
+
+
+def test_items_are_counted_by_when_they_fire() -> None:
+    items = [pack_item(fire_ms, number, 0, 0, False) for number, fire_ms in enumerate((7, 7, 9, 7))]
+    assert fire_counts(items) == {7: 3, 9: 1}

@@ -14,13 +14,23 @@ from tests.clock import START_MS, FakeClock
 from tests.simdisk import SimDisk
 from tests.timer.fakes import FakeLog, make_timer
 from timer.firing import PIECE_RECORDS_MAX
-from timer.prefetch import LATE_MS, LOOKED_COUNT, PREFETCH_INTERVAL_MS_MIN, PREFETCH_MS, PREFETCH_RECORDS_MAX, Prefetch
-from timer.record_cache import DECODED_OVERHEAD_BYTES
+from timer.items import Item, pack_item
+from timer.prefetch import (
+    LATE_MS,
+    LOOKED_COUNT,
+    NEAR_MS,
+    PREFETCH_INTERVAL_MS_MIN,
+    PREFETCH_MS,
+    PREFETCH_RECORDS_MAX,
+    READ_ENTRIES,
+    SORTED_COUNT,
+    Prefetch,
+)
+from timer.ready import ROW_OVERHEAD_BYTES
 from timer.schedule import SLOT_MS
 from timer.service import TimerService
-from timer.state import TURN_UNITS
+from timer.timer_log import _BLOCK_UNITS
 
-HALF_MS = PREFETCH_MS // 2
 FAR = [(START_MS + 9_000_000, b"far")] * 2000
 """With so many others in its entry, a record is decoded alone."""
 
@@ -34,11 +44,19 @@ class Looking:
         self.timer: TimerService = make_timer(self.log, SimDisk(), self.clock, **settings)
         self.reads: list[int] = []
         self.positions: list[int] = []
+        self.items: list[list[Item]] = []
 
     async def accept(self, *in_ms: int, others: Sequence[tuple[int, bytes]] = FAR) -> None:
         """One entry of records due in so many ms, and of others."""
         due = [(START_MS + ms, b"x") for ms in in_ms]
-        self.positions.append((await self.log.accept([*due, *others])).position)
+        position = (await self.log.accept([*due, *others])).position
+        self.positions.append(position)
+        self.items.append(
+            [
+                pack_item(due_ms, position, index, due_ms // SLOT_MS, False)
+                for index, (due_ms, _) in enumerate([*due, *others])
+            ]
+        )
 
     async def start(self) -> Prefetch:
         await self.timer.start()
@@ -52,39 +70,41 @@ class Looking:
             self.reads.extend(positions)
             return await read_entries(positions)
 
-        state.record_cache._read_entries = counted
+        state.ready._reader._read_entries = counted
         return self.timer._prefetch
 
     def at_hand(self, entry: int, count: int) -> list[int]:
-        """Which of the first records of an entry are decoded."""
-        record_cache = self.timer._state.record_cache
-        return [index for index in range(count) if record_cache.has(self.positions[entry], [index])]
+        """Which of the first records of an entry are ready."""
+        missing = self.timer._state.ready.missing(self.items[entry])
+        return [index for index in range(count) if self.items[entry][index] not in missing]
 
 
-async def test_an_entry_of_which_something_is_due_in_the_first_half_is_decoded_for_all_of_it() -> None:
+async def test_an_entry_of_which_something_is_due_soon_is_made_ready_for_all_of_it() -> None:
     looking = Looking()
-    await looking.accept(0, HALF_MS, HALF_MS + 1, PREFETCH_MS, PREFETCH_MS + 1)
-    await looking.accept(HALF_MS + 1, PREFETCH_MS)
+    await looking.accept(0, NEAR_MS, NEAR_MS + 1, PREFETCH_MS, PREFETCH_MS + 1)
+    await looking.accept(NEAR_MS + 1, PREFETCH_MS)
     ahead = await looking.start()
-    assert await ahead.step() == PREFETCH_MS
+    assert await ahead.step() == NEAR_MS
     assert looking.at_hand(0, 5) == [0, 1, 2, 3]
     assert looking.at_hand(1, 2) == []
     assert looking.timer._state.open.in_memory_count == 7, "they stay"
 
 
-async def test_an_entry_is_read_again_when_what_is_due_in_the_first_half_is_not_at_hand() -> None:
+async def test_an_entry_is_read_again_when_what_is_due_soon_is_not_at_hand() -> None:
     looking = Looking()
-    await looking.accept(*range(0, PREFETCH_MS + HALF_MS, 100))
+    end_ms, step_ms = 9_000, NEAR_MS // 2
+    await looking.accept(*range(0, end_ms, 100))
     ahead = await looking.start()
     reads = []
-    for _ in range(0, PREFETCH_MS + HALF_MS, PREFETCH_MS // 4):
+    for _ in range(0, end_ms, step_ms):
+        await looking.timer._firing.get(looking.clock.now_ms())
         await ahead.step()
         reads.append(len(looking.reads))
-        looking.clock.step(PREFETCH_MS // 4)
+        looking.clock.step(step_ms)
         while await looking.timer._firing.go():
             pass
-    assert reads == [1, 1, 1, 2, 2, 2]
-    assert len(looking.log.delivered()) == 15
+    assert reads == [1, 1, 1, 1, 2, 2, 2, 2, 2]
+    assert len(looking.log.delivered()) == end_ms // 100
     assert len(looking.reads) == 2, "no delivery had to read"
 
 
@@ -98,7 +118,7 @@ async def test_nothing_is_looked_for_while_deliveries_are_late() -> None:
     while await looking.timer._firing.go():
         pass
     assert len(looking.log.delivered()) == 1
-    assert await ahead.step() == PREFETCH_MS
+    assert await ahead.step() == NEAR_MS
     assert 1 in looking.at_hand(0, 2)
 
 
@@ -117,10 +137,10 @@ async def test_when_much_was_not_looked_for_it_is_read_with_what_is_due_next(cou
 async def test_what_is_at_hand_does_not_wait_for_what_has_to_be_read() -> None:
     looking = Looking()
     await looking.accept(*[0] * PIECE_RECORDS_MAX)
-    await looking.accept(HALF_MS + 1)
+    await looking.accept(NEAR_MS + 1)
     ahead = await looking.start()
     await ahead.step()
-    looking.clock.step(HALF_MS + 1)
+    looking.clock.step(NEAR_MS + 1)
     assert await looking.timer._firing.go() == PIECE_RECORDS_MAX
     assert looking.reads == looking.positions[:1]
     assert await looking.timer._firing.go() == 1
@@ -128,12 +148,12 @@ async def test_what_is_at_hand_does_not_wait_for_what_has_to_be_read() -> None:
 
 
 async def test_slots_are_not_opened_while_deliveries_are_late_that_fill_two_goes() -> None:
-    looking = Looking(fire_records_max=10)
-    seconds = [0] * 20 + [3 * SLOT_MS] * 20 + [6 * SLOT_MS]
+    looking = Looking(fire_records_max=10, roll_window_ms=100_000)
+    seconds = [0] * 20 + [30 * SLOT_MS] * 20 + [60 * SLOT_MS]
     await looking.accept(*seconds, others=())
     await looking.start()
     firing, state = looking.timer._firing, looking.timer._state
-    looking.clock.step(6 * SLOT_MS)
+    looking.clock.step(60 * SLOT_MS)
     await firing.get(looking.clock.now_ms())
     assert state.open.in_memory_count == 20
     state.drained.clear()
@@ -146,6 +166,27 @@ async def test_slots_are_not_opened_while_deliveries_are_late_that_fill_two_goes
         if not await firing.go():
             break
     assert [one.due_ms - START_MS for one in looking.log.delivered()] == seconds
+
+
+async def test_seconds_whose_units_lie_side_by_side_are_walked_together() -> None:
+    looking = Looking(roll_window_ms=100_000)
+    block_count = 20
+    await looking.accept(*(20_000 + number % 4 * SLOT_MS for number in range(block_count * _BLOCK_UNITS)), others=())
+    await looking.start()
+    await looking.timer.checkpoint()  # they are in a file
+    timer_log, read_count = looking.timer._state.timer_log, 0
+    read_block = timer_log._read_block
+
+    def counted(position: int) -> None:
+        nonlocal read_count
+        read_count += 1
+        read_block(position)
+
+    timer_log._read_block = counted  # type: ignore[method-assign]
+    looking.clock.step(18_000)
+    await looking.timer._firing.get(looking.clock.now_ms())
+    assert looking.timer._state.open.in_memory_count == block_count * _BLOCK_UNITS
+    assert read_count <= 2 * block_count, "each file of 64 units ends a block"
 
 
 async def test_what_arrived_since_the_last_look_is_read_when_it_is_due() -> None:
@@ -161,69 +202,90 @@ async def test_what_arrived_since_the_last_look_is_read_when_it_is_due() -> None
     assert len(looking.log.delivered()) == 1
 
 
-@pytest.mark.parametrize(("over", "ahead_ms"), [(0, PREFETCH_MS), (1, 0)])
-async def test_so_many_at_one_moment_are_decoded_ahead_and_no_more(over: int, ahead_ms: int) -> None:
+@pytest.mark.parametrize(("over", "near_ms"), [(0, NEAR_MS), (1, 0)])
+async def test_so_many_at_one_moment_are_made_ready_and_no_more(over: int, near_ms: int) -> None:
     looking = Looking()
-    await looking.accept(*[0] * (PREFETCH_RECORDS_MAX + over), others=())
+    for count in (PREFETCH_RECORDS_MAX // 2, PREFETCH_RECORDS_MAX // 2 + over):
+        await looking.accept(*[0] * count, others=())
     ahead = await looking.start()
-    assert await ahead.step() == ahead_ms
+    assert await ahead.step() == near_ms
     assert looking.at_hand(0, 1) == ([] if over else [0])
 
 
-@pytest.mark.parametrize(("count", "ahead_ms"), [(40, PREFETCH_MS), (41, HALF_MS), (79, HALF_MS), (81, HALF_MS // 2)])
-async def test_more_than_it_may_decode_makes_it_look_less_far(
-    count: int, ahead_ms: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("count", "share"), [(40, 1), (41, 2), (79, 2), (81, 4)])
+async def test_more_than_it_may_make_ready_makes_it_look_less_far(
+    count: int, share: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("timer.prefetch.PREFETCH_RECORDS_MAX", 40)
     looking = Looking()
     for number in range(count):
         await looking.accept(1 + number * PREFETCH_MS // count)
     ahead = await looking.start()
-    assert await ahead.step() == ahead_ms
+    assert await ahead.step() == NEAR_MS // share
     known = [number for number in range(count) if looking.at_hand(number, 1)]
-    assert known == [number for number in range(count) if number * PREFETCH_MS // count < ahead_ms // 2]
+    assert known == [number for number in range(count) if number * PREFETCH_MS // count < NEAR_MS // share]
 
 
-@pytest.mark.parametrize(("over", "is_decoded"), [(0, True), (1, False)])
-async def test_it_decodes_no_more_than_memory_has_room_for(over: int, is_decoded: bool) -> None:
-    looking = Looking(bodies_bytes_max=4 * 50 * DECODED_OVERHEAD_BYTES)
+@pytest.mark.parametrize(("over", "is_ready"), [(0, True), (1, False)])
+async def test_it_makes_ready_no_more_than_memory_has_room_for(over: int, is_ready: bool) -> None:
+    looking = Looking(bodies_bytes_max=50 * (200 + ROW_OVERHEAD_BYTES) * 5 // 3 + 1)
     await looking.accept(*[0] * (50 + over))
     ahead = await looking.start()
+    looking.timer._state.record_bytes = 200
     await ahead.step()
-    assert bool(looking.at_hand(0, 1)) is is_decoded
+    assert bool(looking.at_hand(0, 1)) is is_ready
 
 
-async def test_others_have_their_turns() -> None:
+async def test_it_stops_when_rows_are_larger_than_was_known() -> None:
+    looking = Looking(bodies_bytes_max=60_000)
+    for _ in range(3 * READ_ENTRIES):
+        await looking.accept(1, others=[(START_MS + 2, b"x" * 5000)])
+    ahead = await looking.start()
+    await ahead.step()
+    assert len(looking.reads) == READ_ENTRIES
+    assert looking.at_hand(0, 2) == [0, 1], "and nothing is given up"
+
+
+async def test_others_have_their_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     looking = Looking()
-    count = 10 * TURN_UNITS
-    for _ in range(count):
-        await looking.accept(1, others=())
+    count = 10 * LOOKED_COUNT
+    for _ in range(10):
+        await looking.accept(*[1] * LOOKED_COUNT, others=())
+    for _ in range(4 * READ_ENTRIES):
+        await looking.accept(2, others=())
     ahead = await looking.start()
     turns: list[int] = []
+    rests: list[int] = []
 
     async def yield_to_loop() -> None:
         turns.append(len(looking.reads))
 
+    async def rest(delay_s: float) -> None:
+        if isinstance(delay_s, float):  # else it yields
+            rests.append(len(looking.reads))
+
     looking.log.yield_to_loop = yield_to_loop  # type: ignore[method-assign]
+    monkeypatch.setattr("timer.prefetch.asyncio.sleep", rest)
     await ahead.step()
-    looks = 2 * (count // LOOKED_COUNT)  # which entries are not at hand, and for which of their records
+    looks = 2 * (count // LOOKED_COUNT + 1) + count // SORTED_COUNT  # twice for what is missing, then by entry
     assert turns[:looks] == [0] * looks, "while it looks"
-    assert turns[looks:] == list(range(TURN_UNITS, count + 1, TURN_UNITS)), "while it reads"
+    entry_count = len(looking.positions)
+    assert rests == list(range(READ_ENTRIES, entry_count, READ_ENTRIES)), "it rests while it reads"
 
 
-async def test_it_leaves_what_is_due_to_those_who_deliver() -> None:
+async def test_it_leaves_what_is_due_to_those_who_deliver(monkeypatch: pytest.MonkeyPatch) -> None:
     looking = Looking()
-    for _ in range(3 * TURN_UNITS):
+    for _ in range(3 * READ_ENTRIES):
         await looking.accept(1, others=())
     ahead = await looking.start()
 
-    async def yield_to_loop() -> None:
-        if looking.reads:
-            looking.clock.step(HALF_MS + 1)
+    async def rest(delay_s: float) -> None:
+        if isinstance(delay_s, float):  # else it yields
+            looking.clock.step(NEAR_MS + 1)
 
-    looking.log.yield_to_loop = yield_to_loop  # type: ignore[method-assign]
+    monkeypatch.setattr("timer.prefetch.asyncio.sleep", rest)
     await ahead.step()
-    assert len(looking.reads) == TURN_UNITS
+    assert len(looking.reads) == READ_ENTRIES
 
 
 async def test_what_cannot_be_read_is_left_to_those_who_deliver() -> None:
@@ -246,12 +308,12 @@ async def test_a_stopped_store_ends_it() -> None:
     async def stopped(positions: Sequence[int]) -> list[Entry]:
         raise StoreStopped("a disk has failed")
 
-    looking.timer._state.record_cache._read_entries = stopped
+    looking.timer._state.ready._reader._read_entries = stopped
     with pytest.raises(StoreStopped):
         await ahead.run()
 
 
-@pytest.mark.parametrize(("count", "interval_ms"), [(3, PREFETCH_MS // 4), (41, PREFETCH_INTERVAL_MS_MIN)])
+@pytest.mark.parametrize(("count", "interval_ms"), [(3, NEAR_MS // 4), (41, PREFETCH_INTERVAL_MS_MIN)])
 async def test_it_looks_some_four_times_a_second_and_more_often_when_much_is_due(
     count: int, interval_ms: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -277,11 +339,12 @@ async def test_an_entry_is_read_once_for_all_that_is_due_soon_if_memory_has_room
     over: int, reads_expected: int
 ) -> None:
     due_count = 200
-    looking = Looking(bodies_bytes_max=4 * due_count * DECODED_OVERHEAD_BYTES)
+    looking = Looking(bodies_bytes_max=due_count * (200 + ROW_OVERHEAD_BYTES) * 5 // 3 + 1)
     due_ms = [10 + number // 4 % 2 * 400 for number in range(due_count + over)]
     for entry in range(4):
         await looking.accept(*due_ms[entry::4])
     await looking.start()
+    looking.timer._state.record_bytes = 200
     for by_ms in (10, 400):
         while await looking.timer.firing_step():
             pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from random import Random
 
 import pytest
@@ -13,7 +14,8 @@ from store.topics import TIMER_QUEUE
 from store.types import Acks, Append, Delay, Source
 from tests.clock import START_MS, FakeClock
 from tests.timer.fakes import TARGET, FakeLog
-from timer.record_cache import STARTS_OVERHEAD_BYTES, Body, RecordCache, pick
+from timer.entry_reader import STARTS_OVERHEAD_BYTES, EntryReader
+from timer.record_cache import Body, RecordCache, pick
 
 
 async def log_with(count: int, *, pack: bool = False, tagged: bool = True) -> tuple[FakeLog, list[int]]:
@@ -42,8 +44,20 @@ async def log_with(count: int, *, pack: bool = False, tagged: bool = True) -> tu
     return log, positions
 
 
+def reader_of(
+    log: FakeLog, starts_bytes_max: int = 1 << 23, yield_to_loop: Callable[[], Awaitable[None]] | None = None
+) -> EntryReader:
+    return EntryReader(
+        log.entry_at_hand,
+        log.read_entry,
+        log.read_entries,
+        yield_to_loop or log.yield_to_loop,
+        starts_bytes_max=starts_bytes_max,
+    )
+
+
 def record_cache_of(log: FakeLog, bytes_max: int = 1 << 24) -> RecordCache:
-    return RecordCache(log.entry_at_hand, log.read_entry, log.read_entries, log.yield_to_loop, bytes_max=bytes_max)
+    return RecordCache(reader_of(log, bytes_max // 2), bytes_max=bytes_max)
 
 
 @pytest.mark.parametrize("pack", [False, True])
@@ -85,7 +99,7 @@ async def test_others_have_a_turn_after_so_many_records_of_however_many_entries(
         nonlocal turn_count
         turn_count += 1
 
-    record_cache = RecordCache(log.entry_at_hand, log.read_entry, log.read_entries, yield_to_loop, bytes_max=1 << 24)
+    record_cache = RecordCache(reader_of(log, yield_to_loop=yield_to_loop), bytes_max=1 << 24)
     for position in positions:
         await record_cache.get(position, [0])  # finds where its records start
     for count, expected in ((50, 2), (150, 7), (700, 32)):
@@ -114,8 +128,8 @@ async def test_where_records_start_is_kept_within_half_of_the_bytes() -> None:
     record_cache = record_cache_of(log, bytes_max=2 * 2 * each_bytes)
     for position in (*positions, *positions):
         await record_cache.get(position, [1])
-    assert list(record_cache._starts) == positions[1:]
-    assert record_cache._starts_bytes == 2 * each_bytes
+    assert list(record_cache._reader._starts) == positions[1:]
+    assert record_cache._reader._starts_bytes == 2 * each_bytes
     assert record_cache._bytes == sum(body.size_bytes for body in record_cache._cached.values())
 
 

@@ -6,6 +6,7 @@ Covers timer.intake and timer.firing.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from itertools import pairwise
 from random import Random
@@ -21,7 +22,7 @@ from tests.clock import START_MS, FakeClock
 from tests.simdisk import SimDisk
 from tests.timer.fakes import OTHER_TARGET, TARGET, FailOnce, FakeLog, make_timer, settle
 from timer.changes import Standing
-from timer.firing import CATCH_UP_MS, CATCH_UP_RECORDS_MAX, PIECE_RECORDS_MAX
+from timer.firing import BUSY_RECORDS_MIN, CATCH_UP_MS, CATCH_UP_RECORDS_MAX, PIECE_RECORDS_MAX
 from timer.intake import BEHIND_UNITS_MAX, BURST_TURNS, TURN_UNITS_MAX
 from timer.schedule import LAP_SLOTS, ScheduleId, decode_schedule_id, encode_schedule_id
 from timer.schedules import Query
@@ -161,7 +162,7 @@ async def test_a_long_delay_rolls_as_often_as_needed_and_keeps_its_id(
     await settle(timer)
     await run_clock(timer, clock, 100_000)
     assert values(log) == []
-    assert timer.metrics.rolled_count == 8
+    assert timer.metrics.rolled_count == 7
     clock.step(7)
     await settle(timer)
     (delivered,) = log.delivered()
@@ -600,13 +601,14 @@ async def test_a_list_reads_each_entry_once(
         await log.accept([(START_MS + 1000 + number, b"%d" % number) for number in range(100)])
     await settle(timer)
     read: list[int] = []
-    read_entry = timer._state.record_cache._read_entry
+    reader = timer._state.record_cache._reader
+    read_entry = reader._read_entry
 
     async def counted(position: int) -> Entry:
         read.append(position)
         return await read_entry(position)
 
-    timer._state.record_cache._read_entry = counted
+    reader._read_entry = counted
     page = await timer.page(Query(keys=keys), limit=1000)
     assert [schedule.record.record.value for schedule in page.schedules] == [b"%d" % n for n in range(100)] * 3
     assert len(read) == len(log.entries)
@@ -627,6 +629,33 @@ async def test_what_is_due_within_an_interval_shares_an_append(log: FakeLog, clo
     await asyncio.wait([running])
     assert log.append_count - before <= 1 + 100 // 25 + 1
     assert all(delivered.at_ms >= delivered.due_ms for delivered in log.delivered())
+
+
+@pytest.mark.parametrize(("count", "nap_ms"), [(BUSY_RECORDS_MIN - 1, 25), (BUSY_RECORDS_MIN, 50)])
+async def test_goes_that_deliver_much_are_further_apart(
+    count: int, nap_ms: int, log: FakeLog, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timer = make_timer(log, SimDisk(), clock, fire_interval_ms=25)
+    await timer.start()
+    await log.accept([(START_MS, b"x")] * count)
+    while await timer.intake_step():
+        pass
+    await timer._firing.get(clock.now_ms())
+    naps_s: list[float] = []
+    sleep = asyncio.sleep
+
+    async def nap(delay_s: float) -> None:
+        if delay_s:
+            naps_s.append(delay_s)
+            raise asyncio.CancelledError
+        await sleep(0)
+
+    monkeypatch.setattr("timer.firing.asyncio.sleep", nap)
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: 7.0)
+    with contextlib.suppress(asyncio.CancelledError):
+        await timer._firing.run()
+    assert naps_s == [pytest.approx(nap_ms / 1000)]
+    assert len(values(log)) == count
 
 
 @pytest.mark.parametrize("strobe_ms", [0, 500])

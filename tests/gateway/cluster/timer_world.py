@@ -29,8 +29,8 @@ from tests.gateway.cluster.shard_world import NoTimer
 from tests.simdisk import SimDisk
 from tests.timer.fakes import FakeKeyIndex, run_inline
 from timer.config import TimerConfig
-from timer.delivery import DELIVER_AT_HEADER, SCHEDULE_ID_HEADER
 from timer.metrics import TimerMetrics
+from timer.ready import DELIVER_AT_HEADER, SCHEDULE_ID_HEADER
 from timer.schedule import ScheduleId
 
 NUMBER = 5

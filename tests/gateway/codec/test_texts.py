@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gateway.codec import texts as texts_module
 from gateway.codec.filters import parse_filter
 from gateway.codec.records import Format, are_json, render_records_in_steps
-from gateway.codec.tags import TAG_HEADER
+from gateway.codec.tags import DELIVER_AT_HEADER, SCHEDULE_ID_HEADER, TAG_HEADER
 from gateway.codec.texts import KEPT_RECORDS_MIN, TextCache, render_texts_in_steps
 from store import record_batch
 from store.limits import MiB
@@ -28,6 +28,22 @@ other_parts = st.sampled_from(
     [b"", b"x", b"1,2", b"[1", b"2]", b'"', b"\xff", b'"a\nb"', b"1\n", b"1\r\n", b"{}}", b'1,"x":2', b"]", b"[", b" "]
 )
 headers = st.sampled_from([(), (), (), ((TAG_HEADER, b"red"),), (("h", b"\xff"), (TAG_HEADER, b"blue"))])
+delayed = st.tuples(
+    st.tuples(st.just(DELIVER_AT_HEADER), st.integers(0, 2**41).map(lambda due_ms: b"%d" % due_ms)),
+    st.tuples(st.just(SCHEDULE_ID_HEADER), st.sampled_from([b"sAAABi8_laAAAAAAAAAAwOQAAAAA", b"s-"])),
+)
+oddly_delayed = st.one_of(
+    delayed,
+    delayed,
+    delayed.map(lambda both: both[::-1]),
+    delayed.map(lambda both: both[:1]),
+    delayed.map(lambda both: (*both, (TAG_HEADER, b"red"))),
+    delayed.map(lambda both: ((TAG_HEADER, b"red"), both[1])),
+    st.tuples(
+        st.tuples(st.just(DELIVER_AT_HEADER), st.sampled_from([None, b"", b"007", b"1x", b"9" * 15, b"9" * 16, b"-1"])),
+        st.tuples(st.just(SCHEDULE_ID_HEADER), st.sampled_from([None, b"", b'"', b"\xff", b"\n"])),
+    ),
+)
 
 
 def entry_of(
@@ -53,7 +69,8 @@ def entries(draw: st.DrawFn) -> list[Entry]:
     for _ in range(draw(st.integers(0, 3))):
         is_json = draw(st.booleans())
         part = json_parts if is_json else st.one_of(json_parts, other_parts)
-        record = st.builds(Record, part, part, time_ms, headers if draw(st.booleans()) else st.just(()))
+        own = draw(st.sampled_from([st.just(()), headers, delayed, oddly_delayed]))
+        record = st.builds(Record, part, part, time_ms, own)
         records = draw(st.lists(record, min_size=1, max_size=4))
         records *= draw(st.sampled_from([1, 1, KEPT_RECORDS_MIN, ALIKE_COUNT_MIN]))
         made.append(
