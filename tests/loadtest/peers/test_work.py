@@ -99,7 +99,7 @@ async def test_what_was_sent_in_batches_is_scanned_whole() -> None:
 async def test_a_scan_goes_on_until_the_time_is_over() -> None:
     client = MemoryClient(piece=10)
     client.topics["t"] = [value(number) for number in range(100)]
-    read = await work.scan(client, "t", count=100, duration_s=0.05, warm_s=0)
+    read = await work.scan(client, "t", count=100, duration_s=0.2, warm_s=0)
     assert read["passes"] > 1
     assert read["records"] > 100
 

@@ -101,7 +101,7 @@ def batch(*values: bytes, producer: int = -1, epoch: int = -1, first: int = -1) 
     """Records of now, as a producer of that id and epoch numbers them."""
     now_ms = int(time.time() * 1000)
     made = record_batch.encode([Record(None, value, now_ms) for value in values or (b"v",)])
-    return record_batch.numbered(made, producer, epoch, first)
+    return bytearray(record_batch.numbered(made, producer, epoch, first))
 
 
 def packed() -> bytearray:
@@ -112,7 +112,7 @@ def packed() -> bytearray:
 def sealed(made: bytearray, at: int, content: bytes) -> bytearray:
     """A batch with other bytes in its header, and a CRC that is right again."""
     made[at : at + len(content)] = content
-    return record_batch.numbered(made, *record_batch.numbers_of(made))
+    return bytearray(record_batch.numbered(made, *record_batch.numbers_of(made)))
 
 
 # ------------------------------------------------------------------------------------------------------ Produce
