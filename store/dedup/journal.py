@@ -26,7 +26,7 @@ from __future__ import annotations
 import struct
 import sys
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,6 +37,10 @@ from store.files import Files
 from store.types import ID_BYTES, NO_ID
 
 DIRECTORY = "dedup"
+
+BLOCK_IDS = 20_000
+"""A block ends with the row with which it has so many ids: to write one takes 100 bytes of memory an id, and there may
+be a million of them between two checkpoints."""
 
 _HEADER = struct.Struct(">IIIIIII")
 _CRC_FROM = 4
@@ -99,16 +103,17 @@ class DedupJournal:
             start, size = rows[0].position, 0
             self._files.make_dirs(self.directory)
             self._remove_all_but({segment.start for segment in self.segments})
-        block = encode_block(rows)
-        file = self._files.open(self.directory / _name(start), create=not size)
+        is_new = not size
+        file = self._files.open(self.directory / _name(start), create=is_new)
         try:
-            file.pwritev([block], size)
+            for some in _blocks_of(rows):
+                size += file.pwritev([encode_block(some)], size)
             file.datasync()
         finally:
             file.close()
-        if not size:
+        if is_new:
             self._files.sync_dir(self.directory)
-        return [*kept, Segment(start, size + len(block), first_ms, last_ms)]
+        return [*kept, Segment(start, size, first_ms, last_ms)]
 
     def _remove_all_but(self, starts: set[int]) -> None:
         """Remove files that no snapshot counts any more."""
@@ -118,17 +123,27 @@ class DedupJournal:
                 self._files.remove(self.directory / name)
 
 
+def _blocks_of(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
+    """The rows of each block."""
+    first = id_count = 0
+    for end, row in enumerate(rows, 1):
+        id_count += len(row.message_ids)
+        if id_count >= BLOCK_IDS or end == len(rows):
+            yield rows[first:end]
+            first, id_count = end, 0
+
+
 def encode_block(rows: Sequence[Row]) -> bytes:
     """One block."""
     ids: list[bytes] = []
-    values: list[int] = []
+    values = array("q")
     parts: list[bytes] = []
     request_indexes: list[int] = []
     delayed: list[bytes] = []
     for number, row in enumerate(rows):
         if NO_ID not in row.message_ids:
             ids += row.message_ids
-            values += range(packed_index(number, 0), packed_index(number, len(row.message_ids)))
+            values.extend(range(packed_index(number, 0), packed_index(number, len(row.message_ids))))
         else:
             for index, message_id in enumerate(row.message_ids):
                 if message_id != NO_ID:
@@ -208,8 +223,11 @@ def _decode_columns(
     return Columns(positions, base_offsets, times_ms, queues, ids, values, requests, delays)
 
 
-def _column(numbers: Sequence[int]) -> bytes:
-    return struct.pack(f">{len(numbers)}q", *numbers)
+def _column(numbers: Iterable[int]) -> bytes:
+    column = array("q", numbers)
+    if sys.byteorder == "little":
+        column.byteswap()
+    return column.tobytes()
 
 
 def _native(view: memoryview) -> array[int]:

@@ -451,8 +451,8 @@ MUTANTS = [
     Mutant(
         "count ids as saved that are not durable",
         "store/dedup/journal.py",
-        "            file.pwritev([block], size)\n            file.datasync()\n",
-        "            file.pwritev([block], size)\n",
+        "                size += file.pwritev([encode_block(some)], size)\n            file.datasync()\n",
+        "                size += file.pwritev([encode_block(some)], size)\n",
         IDEMPOTENCY,
     ),
     Mutant(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import tracemalloc
 from array import array
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -19,8 +20,9 @@ from store.dedup.ids import (
     packed_index,
     packed_queue,
 )
-from store.dedup.journal import decode_blocks, encode_block
+from store.dedup.journal import BLOCK_IDS, DedupJournal, decode_blocks, encode_block
 from store.errors import IdentityReused, TooManyIds
+from store.files import OsFiles
 from store.topics import TIMER_QUEUE
 from store.types import NO_FINGERPRINT, NO_ID, Identity, Original, QueueKey, RequestPart, ScheduleKey
 
@@ -247,6 +249,43 @@ def test_rows_come_back_from_the_journal_as_they_were() -> None:
     live.prune(WINDOW_MS + 3)
     loaded.prune(WINDOW_MS + 3)
     assert live.find(asked, 3) == loaded.find(asked, 3) != {}
+
+
+@pytest.mark.parametrize("block_ids", [1, 2, 3, 100])
+def test_rows_of_many_blocks_come_back_from_the_journal(
+    block_ids: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("store.dedup.journal.BLOCK_IDS", block_ids)
+    rows = [row(n, *range(10 * n, 10 * n + n % 4), request=part(n, number=-1 - n), offset=10 * n) for n in range(9)]
+    journal = DedupJournal(tmp_path, OsFiles(), segment_ms=WINDOW_MS)
+    live, loaded = index(), index()
+    for some in (rows[:5], rows[5:6], rows[6:]):
+        journal.segments = journal.append(some, WINDOW_MS)
+    for one in rows:
+        live.add(one)
+    for columns in DedupJournal(tmp_path, OsFiles(), segment_ms=WINDOW_MS).load(journal.segments):
+        loaded.restore(columns)
+    numbers = range(100)
+    assert found(live, 9, *numbers) == found(loaded, 9, *numbers) != {}
+    for n in range(9):
+        asked = Identity(request=part(n, number=-1 - n))
+        assert live.find(asked, 9) == loaded.find(asked, 9) != {}
+    assert len(live) == len(loaded)
+
+
+def test_a_checkpoint_with_many_ids_takes_the_memory_of_a_block(tmp_path: Path) -> None:
+    each = 1_000
+    rows = [
+        Row(n, n, 0, QUEUE, [b"%016d" % id for id in range(each * n, each * (n + 1))], None, b"") for n in range(200)
+    ]
+    journal = DedupJournal(tmp_path, OsFiles(), segment_ms=WINDOW_MS)
+    tracemalloc.start()
+    try:
+        journal.append(rows, WINDOW_MS)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < 150 * BLOCK_IDS
 
 
 def test_what_is_packed_fits_eight_bytes() -> None:
