@@ -470,7 +470,8 @@ test("queue, callback: returning acks, throwing gives back; so many at a time as
     },
   });
   server.last.push(frame("s1", 1, messages("t", 0, 0, 9).map((one, at) => ({ ...one, receipt: `r${at}` }))));
-  await new Promise((resolve) => setTimeout(resolve, 30));
+  const settledOnes = () => ["ack", "nack"].flatMap((op) => server.last.commands(op)).flatMap(({ receipts }) => receipts);
+  for (let tries = 0; settledOnes().length < 9 && tries < 1_000; tries++) await new Promise((resolve) => setTimeout(resolve, 5));
   assert.equal(most, 3);
   assert.deepEqual(server.last.commands("ack").flatMap(({ receipts }) => receipts).sort(), ["r0", "r1", "r2", "r3", "r5", "r6", "r7", "r8"]);
   assert.deepEqual(server.last.commands("nack").map(({ receipts, reason }) => [receipts, reason]), [[["r4"], "Error: db down"]]);
