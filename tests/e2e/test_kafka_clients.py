@@ -295,10 +295,10 @@ async def test_a_client_while_the_server_and_one_of_its_members_are_killed(name:
         assert set(found.values()) == {1}
 
 
-def c_tool(tool: str, address: str) -> tuple[list[str], list[str]]:
+def c_tool(tool: str, address: str, *, per_s: int = NUMBERS_PER_S) -> tuple[list[str], list[str]]:
     """librdkafka's C tool as it sends NUMBERS of its own, once each, and as a member of the group `team`."""
     to = ["-t", "numbers", "-b", address, "-X"]
-    producing = [tool, "-P", "-S", "0", "-s", "20", "-c", str(NUMBERS), "-r", str(NUMBERS_PER_S), "-a", "-1", *to]
+    producing = [tool, "-P", "-S", "0", "-s", "20", "-c", str(NUMBERS), "-r", str(per_s), "-a", "-1", *to]
     producing += ["enable.idempotence=true", "-X", "message.timeout.ms=90000", "-X", "linger.ms=5"]
     consuming = [tool, "-G", "team", *to, "auto.offset.reset=earliest", "-X", "auto.commit.interval.ms=200"]
     return producing, [*consuming, "-X", "session.timeout.ms=6000", "-X", "heartbeat.interval.ms=500"]
