@@ -39,8 +39,8 @@ from store.types import ID_BYTES, NO_ID
 DIRECTORY = "dedup"
 
 BLOCK_IDS = 20_000
-"""A block ends with the row with which it has so many ids: to write one takes 100 bytes of memory an id, and there may
-be a million of them between two checkpoints."""
+"""A block ends with the row with which it has so many ids, of records and of requests: to write one takes some
+100 bytes of memory an id, and there may be a million of them between two checkpoints."""
 
 _HEADER = struct.Struct(">IIIIIII")
 _CRC_FROM = 4
@@ -127,7 +127,7 @@ def _blocks_of(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
     """The rows of each block."""
     first = id_count = 0
     for end, row in enumerate(rows, 1):
-        id_count += len(row.message_ids)
+        id_count += len(row.message_ids) + (row.request is not None)
         if id_count >= BLOCK_IDS or end == len(rows):
             yield rows[first:end]
             first, id_count = end, 0

@@ -288,6 +288,14 @@ def test_a_checkpoint_with_many_ids_takes_the_memory_of_a_block(tmp_path: Path) 
     assert peak_bytes < 150 * BLOCK_IDS
 
 
+def test_ids_of_requests_fill_a_block_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("store.dedup.journal.BLOCK_IDS", 3)
+    rows = [row(0, request=part(0, number=n), offset=n) for n in range(7)]
+    journal = DedupJournal(tmp_path, OsFiles(), segment_ms=WINDOW_MS)
+    blocks = journal.load(journal.append(rows, WINDOW_MS))
+    assert [len(block.requests) for block in blocks] == [3, 3, 1]
+
+
 def test_what_is_packed_fits_eight_bytes() -> None:
     column = array("q", [packed_queue(QueueKey(2**31 - 1, 2**32 - 1)), packed_index(2**46 - 1, 2**17 - 1)])
     columns = Columns(array("q", [0]), array("q", [7]), array("q", [0]), column[:1], [], array("q"), [], [])
