@@ -9,9 +9,9 @@ what became of the schedule: that the copy says (TimerState.standing_of). So a d
 row; rows go when their slot is done for good.
 
 Invariants
-    Y1  A key leads to at most one pending schedule: it is looked for, and claimed, under the lock under which
-        deliveries and changes are decided (state.leaving). A copy that rolled or was moved keeps its key until intake
-        meets the next one.
+    Y1  A key leads to at most one pending schedule: it is claimed, then looked for; who has it is decided under the
+        lock under which deliveries and changes are (state.leaving). A copy that rolled or was moved keeps its key until
+        intake meets the next one.
     Y2  A row may name what a power cut has taken from the log, or another record there. It is believed only when the
         record that it names has the key.
     Y3  The rows on disk (timer/key_rows.py) are never behind the checkpoint. When they are, or cannot be read, all
@@ -21,7 +21,7 @@ Invariants
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from store import record_batch
@@ -38,6 +38,9 @@ from timer.state import TimerState
 
 _MARK = SCHEDULE_KEY_HEADER.encode()
 _TRIES = 20
+_HOLDERS_AT_ONCE = 64
+"""Of so many keys it is looked who has them while deliveries wait: some milliseconds, with a read of the log for each.
+"""
 
 
 class _Holder(NamedTuple):
@@ -58,25 +61,39 @@ class ScheduleKeys:
     async def claim(self, keys: Sequence[TopicKey | None]) -> None:
         """Take the keys of an append's records, None for those without: all of them, or none. Raises ScheduleKeyTaken,
         TimerBusy while what was there at the start is not met yet, Corrupt, OSError."""
-        state = self._state
-        await state.caught_up(state.queue_end_at_start)
-        async with state.leaving:
-            self._forget_met()
-            taken: dict[int, ScheduleId | None] = {}
-            wanted: dict[TopicKey, int] = {}
-            for index, key in enumerate(keys):
-                if key is None:
-                    continue
-                if key in wanted or key in self._claimed:
-                    taken[index] = None
-                else:
-                    wanted[key] = index
-            for key, source in (await state.key_rows.find(wanted)).items():
-                if (holder := await self._holder(key, source)) is not None:
-                    taken[wanted[key]] = holder.schedule
+        await self._state.caught_up(self._state.queue_end_at_start)
+        self._forget_met()
+        taken: dict[int, ScheduleId | None] = {}
+        wanted: dict[TopicKey, int] = {}
+        for index, key in enumerate(keys):
+            if key is None:
+                continue
+            if key in wanted or key in self._claimed:
+                taken[index] = None
+            else:
+                wanted[key] = index
+        self._claimed.update(wanted)
+        try:
+            for key, holder in (await self._holders(wanted)).items():
+                taken[wanted[key]] = holder.schedule
             if taken:
                 raise ScheduleKeyTaken(taken)
-            self._claimed.update(wanted)
+        except BaseException:
+            self._claimed.difference_update(wanted)
+            raise
+
+    async def _holders(self, wanted: Collection[TopicKey]) -> dict[TopicKey, _Holder]:
+        """The schedules that have some keys, which are claimed: no other schedule gets one of them meanwhile. So most
+        of the work goes on beside deliveries, and only what was found is looked at without them, some at a time."""
+        holders = {}
+        found = list(await self._state.key_rows.find(wanted))
+        for first in range(0, len(found), _HOLDERS_AT_ONCE):
+            async with self._state.leaving:
+                now = await self._state.key_rows.find(found[first : first + _HOLDERS_AT_ONCE])
+                for key, source in now.items():
+                    if (holder := await self._holder(key, source)) is not None:
+                        holders[key] = holder
+        return holders
 
     def give_back(self, keys: Sequence[TopicKey | None]) -> None:
         """Nothing was stored with claimed keys."""

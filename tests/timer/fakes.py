@@ -20,7 +20,7 @@ from store.topics import TIMER_QUEUE
 from store.types import Acks, Append, Appended, Boundary, Bounds, Delay, Entry, QueueKey, ReadResult, ReadStatus, Source
 from tests.simdisk import SimDisk
 from timer.config import TimerConfig
-from timer.ports import KeyIndex, KeyRow, OwnPartitions, TopicKey
+from timer.ports import KeyIndex, KeyRow, OwnPartitions, RunBlocking, TopicKey
 from timer.ready import SCHEDULE_KEY_HEADER
 from timer.service import TimerService
 
@@ -220,14 +220,15 @@ def keyed_append(schedules: Sequence[tuple[int, bytes, bytes | None]]) -> Append
 
 
 def make_timer(
-    log: FakeLog, disk: SimDisk, clock: Clock, *, key_index: KeyIndex | None = None, **settings: int
-) -> TimerService:
+    log: FakeLog, disk: SimDisk, clock: Clock, *, key_index: KeyIndex | None = None,
+    run_blocking: RunBlocking = run_inline, **settings: int,
+) -> TimerService:  # fmt: skip
     """A timer over fakes. Rolls already after ten seconds unless told otherwise."""
     chosen = {"roll_window_ms": 10_000, "timer_log_file_units": 64} | settings
     config = TimerConfig(root=ROOT, **chosen)
     key_index = key_index or FakeKeyIndex()
     return TimerService(
-        config, log, disk, clock, partitions=OwnPartitions(log), run_blocking=run_inline, key_index=key_index
+        config, log, disk, clock, partitions=OwnPartitions(log), run_blocking=run_blocking, key_index=key_index
     )
 
 

@@ -6,7 +6,8 @@ Crashes at random: tests/timer/test_crash.py.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import errno
+from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
@@ -18,6 +19,7 @@ from tests.timer.fakes import TARGET, FailOnce, FakeKeyIndex, FakeLog, keyed_app
 from timer.changes import Standing
 from timer.errors import ScheduleKeyTaken, TooManySchedules
 from timer.schedule import ScheduleId
+from timer.schedule_keys import _HOLDERS_AT_ONCE
 from timer.service import TimerService
 from timer.timer_log import UNIT_BYTES
 
@@ -30,9 +32,12 @@ class Scene:
         self.log = FakeLog(self.clock)
         self.disk = SimDisk()
         self.index = FakeKeyIndex()
+        self.disk_works: Callable[[], Awaitable[object]] | None = None  # what disk work waits for first
 
     async def start(self, **settings: int) -> None:
-        self.timer: TimerService = make_timer(self.log, self.disk, self.clock, key_index=self.index, **settings)
+        self.timer: TimerService = make_timer(
+            self.log, self.disk, self.clock, key_index=self.index, run_blocking=self._run_blocking, **settings
+        )
         await self.timer.start()
         await settle(self.timer)
 
@@ -50,6 +55,11 @@ class Scene:
         for _ in range(by_ms // 250):
             self.clock.step(250)
             await settle(self.timer)
+
+    async def _run_blocking(self, work: Callable[[], None]) -> None:
+        if self.disk_works is not None:
+            await self.disk_works()
+        work()
 
 
 @pytest.fixture
@@ -252,6 +262,54 @@ async def test_a_sender_that_gives_up_does_not_give_its_key_back(scene: Scene) -
     found = await scene.named(b"k")
     assert found is not None
     assert found.due_ms == START_MS + 5_000
+
+
+async def test_deliveries_go_on_while_it_is_looked_who_has_a_key(scene: Scene) -> None:
+    await scene.send((1_000, b"old"))
+    await settle(scene.timer)
+    await scene.timer.checkpoint()  # so that rows are on disk
+    disk = asyncio.Event()
+    scene.disk_works = disk.wait
+    sending = asyncio.create_task(scene.send((5_000, b"new")))
+    await asyncio.sleep(0)
+    async with asyncio.timeout(5):
+        await scene.pass_time(1_500)
+    assert [delivered.value for delivered in scene.log.delivered()] == [b"old"]
+    assert not sending.done()
+    assert await refused(scene, (5_000, b"new")) == {0: None}  # claimed already
+    disk.set()
+    (new,) = await sending
+    assert await scene.named(b"new") == new
+
+
+async def test_keys_that_could_not_be_looked_for_are_free_again(scene: Scene) -> None:
+    await scene.send((60_000, b"old"))
+    await settle(scene.timer)
+    await scene.timer.checkpoint()
+
+    async def fail() -> None:
+        raise OSError(errno.EIO, "a bad disk")
+
+    scene.disk_works = fail
+    with pytest.raises(OSError, match="a bad disk"):
+        await scene.send((5_000, b"new"))
+    scene.disk_works = asyncio.Event().wait
+    given_up = asyncio.create_task(scene.send((5_000, b"new")))
+    await asyncio.sleep(0)
+    given_up.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await given_up
+    scene.disk_works = None
+    (new,) = await scene.send((5_000, b"new"))
+    assert await scene.named(b"new") == new
+
+
+async def test_of_many_keys_each_has_its_holder(scene: Scene) -> None:
+    count = 3 * _HOLDERS_AT_ONCE // 2
+    keys = [b"%d" % number for number in range(count)]
+    held = await scene.send(*((5_000, key) for key in keys))
+    await settle(scene.timer)
+    assert await refused(scene, *((6_000, key) for key in keys)) == dict(enumerate(held))
 
 
 async def test_of_two_at_once_one_has_the_key(scene: Scene) -> None:
