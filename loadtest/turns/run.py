@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import aiohttp
 
-from loadtest.turns.cases import HELD_MS_MAX, Case, Client, Size, cases, prepare, prepare_crowd, prepare_light
+from loadtest.turns.cases import Case, Client, Size, cases, prepare, prepare_crowd, prepare_light
 from loadtest.turns.registry import answering
 
 TRIES, LATE_MAX = 5, 1
@@ -39,8 +39,9 @@ class Turn(NamedTuple):
     outcome: str
     held_ms_max: float
     """What it may have been on a machine of slowness 1."""
-    slowness: float = 1.0
-    """Of the machine during this case (loadtest/slowness.py), where that is taken into account."""
+    slowness: float
+    """Of the machine during this case (loadtest/slowness.py): one that is slow, or busy with other things, makes no
+    case late."""
 
     @property
     def scaled_ms(self) -> float:
@@ -54,18 +55,17 @@ def measure(
     wanted: Callable[[Case], bool] = lambda _: True,
     tell: Callable[[Turn], None] = lambda _: None,
     directory: Path | None = None,
-    is_scaled: bool = False,
+    held_ms_max: float | None = None,
 ) -> list[Turn]:
     """Run all cases, or those that are `wanted`, on a server in a temporary directory (below `directory`); the longest
-    turn of each, the longest first. `tell` is called with each as it comes. `is_scaled`: a machine that is slow, or
-    busy with other things, makes no case late; all cases have the limit HELD_MS_MAX then. Raises RuntimeError when the
-    server ends."""
+    turn of each, the longest first. `tell` is called with each as it comes. `held_ms_max`: one limit for all cases, in
+    place of each one's own. Raises RuntimeError when the server ends."""
     with tempfile.TemporaryDirectory(dir=directory, prefix="turns-") as data:
-        return asyncio.run(_measure(Path(data), size, wanted, tell, is_scaled))
+        return asyncio.run(_measure(Path(data), size, wanted, tell, held_ms_max))
 
 
 async def _measure(
-    data: Path, size: Size, wanted: Callable[[Case], bool], tell: Callable[[Turn], None], is_scaled: bool
+    data: Path, size: Size, wanted: Callable[[Case], bool], tell: Callable[[Turn], None], held_ms_max: float | None
 ) -> list[Turn]:
     turns: list[Turn] = []
     for is_light in (False, True):
@@ -86,15 +86,14 @@ async def _measure(
                 if case.is_in_crowd and not is_crowded:
                     is_crowded = True
                     await prepare_crowd(client)
-                turns.append(turn := await _run(client, case, longest, is_scaled))
+                turns.append(turn := await _run(client, case, longest, held_ms_max or case.held_ms_max))
                 tell(turn)
             await client.close()
     return sorted(turns, key=lambda turn: -turn.scaled_ms)
 
 
-async def _run(client: Client, case: Case, longest: Ask, is_scaled: bool) -> Turn:
+async def _run(client: Client, case: Case, longest: Ask, limit_ms: float) -> Turn:
     turns: list[Turn] = []
-    limit_ms = HELD_MS_MAX if is_scaled else case.held_ms_max
     while not turns or (len(turns) < TRIES and turns[0].scaled_ms > limit_ms):
         _, _, slowness_before = await longest()
         try:
@@ -106,7 +105,7 @@ async def _run(client: Client, case: Case, longest: Ask, is_scaled: bool) -> Tur
             outcome = type(error).__name__
         await asyncio.sleep(_SETTLING_S)
         ms, by, slowness_after = await longest()
-        slowness = max(slowness_before, slowness_after) if is_scaled else 1.0
+        slowness = max(slowness_before, slowness_after)
         turns.append(Turn(case.route, case.name, ms, by, outcome, limit_ms, slowness))
     return sorted(turns, key=lambda turn: -turn.scaled_ms)[LATE_MAX if len(turns) == TRIES else 0]
 
