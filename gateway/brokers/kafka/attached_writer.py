@@ -77,6 +77,9 @@ class AttachedWriter(Writer):
         await super()._send_all()
 
     async def _pause(self, pause_s: float) -> None:
+        if self._sent and all(call.done.done() for call in self._sent):
+            self._tenure.is_in_doubt = True  # nobody waits for it any more
+            return
         try:
             async with asyncio.timeout(LOOK_S):
                 await self._shared.partition_count(self._topic)
@@ -85,11 +88,6 @@ class AttachedWriter(Writer):
         except (Unreached, TimeoutError):
             pass  # callers are told in time
         await super()._pause(pause_s)
-
-    def _give_up(self) -> None:
-        super()._give_up()
-        if self._sent and all(call.done.done() for call in self._sent):
-            self._tenure.is_in_doubt = True  # nobody waits for it any more
 
     def _end(self, error: StoreError) -> None:
         for call in (*self._sent, *self._waiting):

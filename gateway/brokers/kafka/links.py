@@ -65,6 +65,10 @@ FIT_FRESH_S = 5.0
 
 TRY_TIMEOUT_S = 5.0
 REFRESH_TIMEOUT_S = 2.0
+REFRESH_PAUSE_S = 0.5
+"""Metadata that could not be had are asked for again after so long, however many want them: each look goes to all
+brokers, and aiokafka logs a line for each that is away."""
+
 TRIES = 20
 PAUSE_S = 0.1
 ACKS_ALL = -1
@@ -111,6 +115,7 @@ class Links:
         self._clients: dict[str, AIOKafkaClient] = {}
         self._admin: AIOKafkaAdminClient | None = None
         self._connecting = asyncio.Lock()
+        self._not_before_s: dict[AIOKafkaClient, float] = {}  # when to look again at metadata that could not be had
         self._fit: dict[str, tuple[int, float]] = {}  # topics: how many partitions, and until when that is believed
         self.trouble: str | None = None
         """See `Kafka.trouble`."""
@@ -120,6 +125,7 @@ class Links:
         for client in self._clients.values():
             await client.close()
         self._clients.clear()
+        self._not_before_s.clear()
         if self._admin is not None:
             await self._admin.close()
             self._admin = None
@@ -204,9 +210,14 @@ class Links:
 
     async def _refreshed(self, client: AIOKafkaClient) -> None:
         """Look at the metadata again."""
+        loop = asyncio.get_running_loop()
+        if (wait_s := self._not_before_s.get(client, 0.0) - loop.time()) > 0:
+            await asyncio.sleep(wait_s)
+        is_known = False
         with suppress(TimeoutError, KafkaError, OSError):
             async with asyncio.timeout(REFRESH_TIMEOUT_S):
-                await client.force_metadata_update()
+                is_known = await client.force_metadata_update()
+        self._not_before_s[client] = 0.0 if is_known else loop.time() + REFRESH_PAUSE_S
 
     async def _leader(self, client: AIOKafkaClient, topic: str, partition: int) -> int | None:
         """The node that leads a partition; None: none does, as far as is known."""

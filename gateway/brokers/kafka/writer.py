@@ -44,6 +44,10 @@ IN_FLIGHT_BYTES_MAX = 4 * MiB
 GIVE_UP_S = 10.0
 """How long a caller waits for a cluster that does not answer."""
 
+GIVE_UP_LOOK_S = 0.5
+"""How often it is looked who has waited for so long, whatever is waited for just then: a leader whose replicas are away
+takes 8 s for each try."""
+
 DRAIN_S = 1.0
 """How long a move waits for what is on its way."""
 
@@ -114,6 +118,7 @@ class Writer:
         self._sent: list[_Call] = []  # not known to be stored
         self._stored: list[_Call] = []  # behind one that is not known to be
         self._running: asyncio.Task[None] | None = None
+        self._looking: asyncio.TimerHandle | None = None
         self._is_closed = False
         self.end = start
         """The offset behind the last record that is acknowledged."""
@@ -136,6 +141,8 @@ class Writer:
         loop = asyncio.get_running_loop()
         call = _Call(append, loop.create_future(), loop.time(), settled)
         self._waiting.append(call)
+        if self._looking is None:
+            self._looking = loop.call_later(GIVE_UP_LOOK_S, self._give_up)
         if self._running is None or self._running.done():
             self._running = asyncio.create_task(self._run(), name=f"appends to {self._topic}/{self._partition}")
         return call.done
@@ -180,7 +187,6 @@ class Writer:
                 pause_s = PAUSE_S
                 continue
             if not self.is_in_doubt:
-                self._give_up()
                 await self._pause(pause_s)
                 pause_s = min(2 * pause_s, PAUSE_MAX_S)
 
@@ -288,13 +294,17 @@ class Writer:
             self._on_stored(self.end)
 
     def _give_up(self) -> None:
-        """Answer callers who have waited for too long. What was sent is sent on: it may be stored already."""
-        until_s = asyncio.get_running_loop().time() - GIVE_UP_S
+        """Answer callers who have waited for too long, now and then. What was sent is sent on: it may be stored
+        already."""
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() - GIVE_UP_S
         for call in self._sent:
             if call.since_s < until_s and not call.done.done():
                 call.done.set_exception(AnswerLost(f"Kafka does not answer for topic {self._topic}"))
         while self._waiting and self._waiting[0].since_s < until_s:
             self._fail(self._waiting.popleft(), BrokerUnreachable(f"Kafka does not answer for topic {self._topic}"))
+        is_needed = self._sent or self._waiting
+        self._looking = loop.call_later(GIVE_UP_LOOK_S, self._give_up) if is_needed else None
 
     def _refuse_waiting(self) -> None:
         for call in self._waiting:

@@ -12,6 +12,7 @@ from aiokafka.client import ConnectionGroup
 from aiokafka.conn import AIOKafkaConnection
 from aiokafka.protocol.produce import ProduceRequest
 
+from gateway.brokers.kafka import links
 from gateway.brokers.kafka.codes import LEADER_NOT_AVAILABLE, NOT_LEADER, OUT_OF_ORDER, Stored
 from gateway.brokers.kafka.links import ACKS_ALL, PRODUCE_TIMEOUT_MS, KafkaAddress, Links
 
@@ -41,7 +42,7 @@ class Client:
         self.socket = self.connection._writer = Socket()
         self._conns = {(NODE, ConnectionGroup.DEFAULT): self.connection}
         self.cluster = self
-        self.is_ready = True
+        self.is_ready = self.is_known = True
         self.refreshed = 0
 
     def leader_for_partition(self, _: object) -> int:
@@ -50,8 +51,9 @@ class Client:
     async def ready(self, _: int) -> bool:
         return self.is_ready
 
-    async def force_metadata_update(self) -> None:
+    async def force_metadata_update(self) -> bool:
         self.refreshed += 1
+        return self.is_known
 
     def answer(self, code: int = 0, offset: int = 0) -> None:
         """To the first request that has none; of version 7."""
@@ -65,10 +67,14 @@ class Client:
         self.connection._writer = None
 
 
+def links_of(client: Client) -> Links:
+    to_kafka = Links(KafkaAddress(servers=("127.0.0.1:1",)))
+    to_kafka._clients["appends"] = client  # type: ignore[assignment]
+    return to_kafka
+
+
 async def lane_of(client: Client) -> Any:
-    links = Links(KafkaAddress(servers=("127.0.0.1:1",)))
-    links._clients["appends"] = client  # type: ignore[assignment]
-    return await links.lane("t", 5)
+    return await links_of(client).lane("t", 5)
 
 
 @pytest.mark.parametrize("version_max", [3, 5, 7, 12])
@@ -110,6 +116,29 @@ async def test_who_does_not_answer_is_left() -> None:
     client = Client(9)
     lane = await lane_of(client)
     assert await asyncio.gather(lane.send(b"a"), lane.send(b"b")) == [None, None]
+
+
+async def test_metadata_that_cannot_be_had_are_asked_for_again_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = Client(7)
+    client.is_ready = False
+    to_kafka = links_of(client)
+    monkeypatch.setattr(links, "REFRESH_PAUSE_S", 3_600.0)
+    async with asyncio.timeout(5):
+        for number in range(3):
+            assert await to_kafka.lane("t", 5) is None
+            assert client.refreshed == number + 1
+    client.is_known = False
+    monkeypatch.setattr(links, "REFRESH_PAUSE_S", 0.1)
+    begun_s = asyncio.get_running_loop().time()
+    for _ in range(3):
+        await to_kafka.lane("t", 5)
+    assert asyncio.get_running_loop().time() - begun_s >= 0.2
+    client.is_known = True
+    await to_kafka.lane("t", 5)
+    monkeypatch.setattr(links, "REFRESH_PAUSE_S", 3_600.0)
+    async with asyncio.timeout(5):
+        await to_kafka.lane("t", 5)
+        await to_kafka.lane("t", 5)
 
 
 async def test_without_a_node_that_leads_there_is_no_lane() -> None:

@@ -66,6 +66,7 @@ class Tenure:
 @pytest.fixture(autouse=True)
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writing, "PAUSE_S", 0.0)
+    monkeypatch.setattr(writing, "GIVE_UP_LOOK_S", 0.01)
 
 
 @pytest.fixture
@@ -226,6 +227,21 @@ async def test_who_waits_for_a_kafka_that_is_away_is_answered_and_what_was_sent_
     outcomes = await asyncio.gather(*sent, return_exceptions=True)
     assert [type(one) for one in outcomes] == [AnswerLost] * IN_FLIGHT_MAX + [BrokerUnreachable]
     tenure.kafka.is_away = False
+    assert (await tenure.send(b"later")).base_offset == 2 + IN_FLIGHT_MAX
+    assert tenure.held == 0
+
+
+async def test_who_waits_too_long_for_one_answer_is_told_so_before_it_comes(
+    tenure: Tenure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "GIVE_UP_S", 0.02)
+    tenure.kafka.holds = True
+    sent = [tenure.send(b"%d" % number) for number in range(IN_FLIGHT_MAX + 1)]
+    async with asyncio.timeout(5):
+        outcomes = await asyncio.gather(*sent, return_exceptions=True)
+    assert [type(one) for one in outcomes] == [AnswerLost] * IN_FLIGHT_MAX + [BrokerUnreachable]
+    tenure.kafka.holds = False
+    tenure.kafka.answer(IN_FLIGHT_MAX)
     assert (await tenure.send(b"later")).base_offset == 2 + IN_FLIGHT_MAX
     assert tenure.held == 0
 
