@@ -23,6 +23,8 @@ from itertools import accumulate
 from operator import add
 from typing import NamedTuple
 
+import orjson
+
 from gateway.api.read import Consumer, Fetched
 from gateway.api.turns import in_turns
 from gateway.codec.filters import TagFilter
@@ -302,7 +304,7 @@ def gap(start: int, stop: int) -> EncodedRange:
 
 def one_message(offset: int, message: dict[str, object], payload: bytes | None) -> EncodedRange:
     """What `cut_in_ranges` makes of a single message."""
-    [body] = split_lines([message])
+    body = orjson.dumps(message)
     marks = [len(body)]
     if payload is None:
         return EncodedRange(offset, offset + 1, [offset + 1], body, marks, b"", [])
