@@ -10,7 +10,8 @@ just lie.
 
 Invariants
     S1  messages of a partition are pushed in offset order, without a gap; each once
-    S2  at most one read and its encoded messages are held, whatever the client does
+    S2  at most one read and its encoded messages are held, or one small record that has just come, whatever the client
+        does
     S3  `caught_up` is pushed once, after every partition had nothing more for the first time; once more after a seek,
         and after a rewind
     S4  no message of a partition is put out after `remove` or `stop` of it has returned
