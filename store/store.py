@@ -15,7 +15,7 @@ import errno
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from itertools import pairwise
@@ -54,7 +54,7 @@ from store.errors import (
 from store.files import BackgroundSync, Files, Lock, OsFiles
 from store.index.base import ConsumeQueues, Run, search_time
 from store.index.opening import open_consume_queues
-from store.light_names import LightRow
+from store.light_names import LightNames, LightRow
 from store.limits import KiB, MiB
 from store.log.commit_log import CommitLog, Group, Span
 from store.log.entry import Blank, Damage, Header
@@ -92,6 +92,7 @@ from store.types import (
     Identity,
     LightRead,
     LightRecord,
+    LightWake,
     QueueKey,
     ReadResult,
     ReadStatus,
@@ -104,6 +105,10 @@ if TYPE_CHECKING:
     from store.index.light import LightRows  # loads the database
 
 log = logging.getLogger(__name__)
+
+TOLD_BYTES_MAX = 4 * KiB
+"""Of an entry whose records are told to those who watch their light queues; those of a larger one are looked up. It is
+held until it is pushed, also by who is in no hurry."""
 
 UNITS_PER_LOOK_UP = 4096
 """Index units looked at in one step of a read."""
@@ -185,7 +190,7 @@ class Store:
         self._log_start = 0  # retention has given up everything before it
         self._saved_log_start = 0
         self._has_light_format = False  # the directory says that its log may name light queues
-        self._light_watching: dict[tuple[QueueKey, bytes], dict[object, Callable[[], None]]] = {}
+        self._light_watching: dict[tuple[QueueKey, bytes], dict[object, LightWake]] = {}
         self._idempotency = Idempotency(
             config.root,
             files,
@@ -515,7 +520,8 @@ class Store:
         await self._save_checkpoint()
         for queue in [queue for queue in self._waiters if queue.topic_id == topic.topic_id]:
             _wake(self._waiters.pop(queue))
-        self._tell_light([key for key in self._light_watching if key[0].topic_id == topic.topic_id])
+        for key in [key for key in self._light_watching if key[0].topic_id == topic.topic_id]:
+            self._wake_light(key, None)
         for wake in list(self._watching.get(topic.topic_id, {}).values()):
             wake({})
         return topic
@@ -812,8 +818,9 @@ class Store:
                 if waiting := self._waiters.pop(entry.queue, None):
                     _wake(waiting)
         if self._light_watching:
-            with_light = [(entry.queue, entry.light) for entry in entries if entry.light is not None]
-            self._tell_light({(queue, name) for queue, light in with_light for name in light.names})
+            for entry in entries:
+                if entry.light is not None:
+                    self._tell_light(entry, entry.light)
         if self._watching:
             self._tell_watching(entries)
 
@@ -1092,15 +1099,30 @@ class Store:
         self._topics.of_queue(queue)
         return self._light_rows().names(queue, prefix, after, count)
 
-    def watch_light(self, queue: QueueKey, name: bytes, wake: Callable[[], None]) -> Callable[[], None]:
-        """Call `wake` whenever a light queue of a partition has got records, and when its topic is gone, until the
-        answer is called. It must not raise, nor use the store. Nothing else is kept of the queue."""
+    def watch_light(self, queue: QueueKey, name: bytes, wake: LightWake) -> Callable[[], None]:
+        """Call `wake` whenever a light queue of a partition has got records, with the record if it is one in a small
+        batch, and when its topic is gone, until the answer is called: who is told a record each time has missed none.
+        It must not raise, nor use the store. Nothing else is kept of the queue."""
         return watch(self._light_watching, (queue, name), wake)
 
-    def _tell_light(self, keys: Iterable[tuple[QueueKey, bytes]]) -> None:
-        for key in keys:
-            for wake in list(self._light_watching.get(key, {}).values()):
-                wake()
+    def _tell_light(self, entry: Entry, light: LightNames) -> None:
+        """A record that is told need not be looked up. Who is told may hold its entry for a while: a small one."""
+        names, queue, watching = light.names, entry.queue, self._light_watching
+        keys = [(index, key) for index, name in enumerate(names) if (key := (queue, name)) in watching]
+        if not keys:
+            return
+        if entry.size > TOLD_BYTES_MAX:
+            for _, key in keys:
+                self._wake_light(key, None)
+            return
+        offsets, records, counts = light.first_offsets, light.first_records(), light.record_counts()
+        for index, key in keys:
+            is_one = counts[index] == 1
+            self._wake_light(key, LightRecord(offsets[index], entry, records[index]) if is_one else None)
+
+    def _wake_light(self, key: tuple[QueueKey, bytes], told: LightRecord | None) -> None:
+        for wake in list(self._light_watching.get(key, {}).values()):
+            wake(told)
 
     async def offset_for_time(self, queue: QueueKey, time_ms: int, boundary: Boundary) -> int:
         """Search by store time; see `store.index.base.search_time`. DATED: where a search by record time begins, which

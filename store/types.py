@@ -10,7 +10,7 @@ Nothing here does I/O.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import TYPE_CHECKING, NamedTuple, NewType, Protocol
@@ -305,6 +305,10 @@ class LightRecord(NamedTuple):
     offset: int
     entry: Entry
     record_index: int
+
+
+LightWake = Callable[[LightRecord | None], None]
+"""Told of the next record of a light queue, None: there may be one, or several."""
 
 
 class LightRead(NamedTuple):

@@ -6,11 +6,10 @@ from collections.abc import Callable, Hashable, MutableMapping
 from typing import Any, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
+Wake = TypeVar("Wake")
 
 
-def watch(
-    watching: dict[Key, dict[object, Callable[[], None]]], key: Key, wake: Callable[[], None]
-) -> Callable[[], None]:
+def watch(watching: dict[Key, dict[object, Wake]], key: Key, wake: Wake) -> Callable[[], None]:
     """Add `wake` to what is called for a key. What is returned takes it out again."""
     watched = _Watched(watching, key)
     watching.setdefault(key, {})[watched] = wake
@@ -23,7 +22,7 @@ class _Watched:
 
     __slots__ = ("_key", "_watching")
 
-    def __init__(self, watching: MutableMapping[Any, dict[object, Callable[[], None]]], key: Hashable) -> None:
+    def __init__(self, watching: MutableMapping[Any, dict[object, Any]], key: Hashable) -> None:
         self._watching = watching
         self._key = key
 

@@ -52,7 +52,6 @@ TESTED_THROUGH_OTHERS = {
     "gateway.main.storeless": "gateway/main/test_workers.py",
     "gateway.main.worker": "gateway/main/test_workers.py",
     "gateway.main.worker_counts": "gateway/main/test_workers.py",
-    "gateway.routing.light": "gateway/surfaces/native/test_light.py",
     "gateway.surfaces.http.access_log": "gateway/security/test_server.py",
     "gateway.surfaces.http.fetching": "gateway/surfaces/rest_v2/test_fetch.py",
     "gateway.surfaces.http.gathering": "gateway/cluster/test_served.py",

@@ -51,36 +51,13 @@ class Found(NamedTuple):
     next_offsets: Mapping[int, int]
 
 
-class _Watch:
-    """One wait for a record. There is one for each socket, made anew with each push: closures would be twice as many
-    objects for the garbage collector to look at."""
-
-    __slots__ = ("_wake", "call_offs")
-
-    def __init__(self, wake: Callable[[], None]) -> None:
-        self._wake: Callable[[], None] | None = wake
-        self.call_offs: tuple[Callable[[], None], ...] = ()
-
-    def woken(self) -> None:
-        """Something has happened; the first time counts."""
-        if (wake := self._wake) is not None:
-            self.call_off()
-            wake()
-
-    def call_off(self) -> None:
-        """Wait no more."""
-        self._wake = None
-        call_offs, self.call_offs = self.call_offs, ()
-        for call_off in call_offs:
-            call_off()
-
-
 class LightReader:
     """Reads light queues of the topics in a route table."""
 
     def __init__(self, routes: Routes) -> None:
         self._reader = reader = LightPartitionReader(routes)
         self.bounds, self.end, self.stretches, self.read_one = reader.bounds, reader.end, reader.stretches, reader.read
+        self.tail = reader.tail
 
     async def ends(self, topic: str, name: bytes, partitions: Iterable[int]) -> dict[int, int]:
         """The offset that the next record gets at least, of each partition. Raises as `LightPartitionReader`."""
@@ -146,17 +123,6 @@ class LightReader:
                 next_offsets[partition] = read.next_offset
         return Found(records, next_offsets)
 
-    def watch(self, topic: str, name: bytes, partition: int, end: int, wake: Callable[[], None]) -> Callable[[], None]:
-        """Call `wake` once, when the queue's end is not `end` any more, or may not be told; not within this call. The
-        answer calls that off."""
-        watch = _Watch(wake)
-        woken = watch.woken
-        try:
-            watch.call_offs = self._reader.watch(topic, name, partition, end, woken)
-        except StoreError:  # who is woken meets it again, and can say so
-            asyncio.get_running_loop().call_soon(woken)
-        return watch.call_off
-
     @contextmanager
     def watching(self, topic: str, name: bytes, partitions: Iterable[int], wake: Callable[[], None]) -> Iterator[None]:
         """Within the block, call `wake` when the queue may have got a record in one of these partitions, or be gone.
@@ -217,12 +183,19 @@ class Rendering:
         ids."""
         shown: list[dict[str, object]] = []
         shown_name = name.decode()
-        async for partition, (offset, entry, _), record in self.decoded(records):
-            item = render_record(topic, partition, record, entry, None, topic_id=topic_id)
-            item["queue"] = shown_name
-            item["queue_offset"] = offset
-            shown.append(item)
+        async for partition, one, record in self.decoded(records):
+            shown.append(self.shown(topic, shown_name, partition, one, record, topic_id=topic_id))
         return shown
+
+    @staticmethod
+    def shown(
+        topic: str, name: str, partition: int, one: LightRecord, record: DecodedRecord, *, topic_id: int | None
+    ) -> dict[str, object]:
+        """One object of `of`."""
+        item = render_record(topic, partition, record, one.entry, None, topic_id=topic_id)
+        item["queue"] = name
+        item["queue_offset"] = one.offset
+        return item
 
     async def decoded(
         self, records: Iterable[tuple[int, LightRecord]]
@@ -243,13 +216,24 @@ class Rendering:
                 for (partition, record), decoded in zip(some, found, strict=True):
                     yield partition, record, decoded
 
-    async def _open(self, entry: Entry) -> _Opened:
-        if (opened := self._kept(entry)) is not None:
-            return opened
+    def decoded_at_once(self, one: LightRecord) -> DecodedRecord | None:
+        """What is in a record, if its entry is open or small."""
+        opened = self._open_at_once(one.entry)
+        if opened is None:
+            return None
+        [record] = opened.at([one.record_index])
+        return record
+
+    def _open_at_once(self, entry: Entry) -> _Opened | None:
+        opened = self._kept(entry)
         batch = entry.batch
-        if len(batch) < COUNTED_BYTES and not is_compressed(batch):  # the usual push: to count it takes as long
+        if opened is None and len(batch) < COUNTED_BYTES and not is_compressed(batch):  # to count it takes as long
             opened = self._opened = _Opened(batch, list(decode(batch)), ())
             self._entry = entry
+        return opened
+
+    async def _open(self, entry: Entry) -> _Opened:
+        if (opened := self._open_at_once(entry)) is not None:
             return opened
         async with self._opening:  # who waits finds it open
             if (opened := self._kept(entry)) is None:

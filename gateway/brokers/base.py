@@ -11,7 +11,18 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from store.errors import Overloaded, StoreError
-from store.types import Acks, Append, Appended, Boundary, Bounds, ExportedIds, LightRead, QueueKey, ReadResult
+from store.types import (
+    Acks,
+    Append,
+    Appended,
+    Boundary,
+    Bounds,
+    ExportedIds,
+    LightRead,
+    LightWake,
+    QueueKey,
+    ReadResult,
+)
 
 ALONE = "local"
 """The name of the broker of a server that is no node of a cluster."""
@@ -194,9 +205,7 @@ class LightQueues(Protocol):
         """See `Store.note_light`; of another node: before it takes anything that was said after this."""
         ...
 
-    def watch_light(
-        self, queue: QueueKey, name: bytes, end: int | None, wake: Callable[[], None]
-    ) -> Callable[[], None]:
-        """Call `wake` whenever a light queue has got records, and when it may not be told; at first also when its end
-        is not `end`, and where it is told later than now. Never within this call. Until the answer is called."""
+    def watch_light(self, queue: QueueKey, name: bytes, end: int | None, wake: LightWake) -> Callable[[], None]:
+        """Call `wake` as `Store.watch_light` does, and with None when it may not be told; at first also when its end is
+        not `end`, within this call, and where it is told later than now. Until the answer is called."""
         ...

@@ -11,7 +11,18 @@ from typing import Protocol, Unpack
 from store import Store
 from store.errors import BrokerLacks, UnknownQueue
 from store.topics import Changes, Topic, TopicChoices
-from store.types import Acks, Append, Appended, Boundary, Bounds, ExportedIds, LightRead, QueueKey, ReadResult
+from store.types import (
+    Acks,
+    Append,
+    Appended,
+    Boundary,
+    Bounds,
+    ExportedIds,
+    LightRead,
+    LightWake,
+    QueueKey,
+    ReadResult,
+)
 from store.uncancelled import to_its_end
 
 
@@ -98,12 +109,10 @@ class LocalBroker:
         """See `Store.note_light`."""
         self._store.note_light()
 
-    def watch_light(
-        self, queue: QueueKey, name: bytes, end: int | None, wake: Callable[[], None]
-    ) -> Callable[[], None]:
+    def watch_light(self, queue: QueueKey, name: bytes, end: int | None, wake: LightWake) -> Callable[[], None]:
         """See `LightQueues.watch_light`."""
         if end is not None and self._store.light_end(queue, name) != end:
-            asyncio.get_running_loop().call_soon(wake)
+            wake(None)
         return self._store.watch_light(queue, name, wake)
 
     async def bounds(self, queue: QueueKey) -> Bounds:

@@ -53,7 +53,19 @@ from gateway.cluster.peer_wire import Head, Message
 from store.clock import Clock
 from store.errors import Overloaded, StoreError, StoreStopped, UnknownQueue
 from store.limits import MiB
-from store.types import Acks, Append, Appended, Boundary, Bounds, Buffer, ExportedIds, LightRead, QueueKey, ReadResult
+from store.types import (
+    Acks,
+    Append,
+    Appended,
+    Boundary,
+    Bounds,
+    Buffer,
+    ExportedIds,
+    LightRead,
+    LightWake,
+    QueueKey,
+    ReadResult,
+)
 
 log = logging.getLogger(__name__)
 
@@ -454,9 +466,7 @@ class PeerBroker:
         first. It notes appends by itself."""
         self._has_light = True
 
-    def watch_light(
-        self, queue: QueueKey, name: bytes, end: int | None, wake: Callable[[], None]
-    ) -> Callable[[], None]:
+    def watch_light(self, queue: QueueKey, name: bytes, end: int | None, wake: LightWake) -> Callable[[], None]:
         """See `LightQueues.watch_light`."""
         return self._light_watches.watch(queue, name, end, wake)
 

@@ -20,7 +20,7 @@ from functools import partial
 
 from gateway.cluster.peer_wire import Head
 from store.errors import StoreError
-from store.types import QueueKey
+from store.types import LightWake, QueueKey
 from store.watching import watch
 
 NEWS_RECORDS_MAX = 10_000
@@ -42,15 +42,15 @@ class LightWatches:
     def __init__(self, look: Look, watch_topic: Watch) -> None:
         self._look = look
         self._watch_topic = watch_topic
-        self._waiting: dict[QueueKey, dict[bytes, dict[object, Callable[[], None]]]] = {}
+        self._waiting: dict[QueueKey, dict[bytes, dict[object, LightWake]]] = {}
         self._topics: dict[int, Callable[[], None]] = {}  # those that are followed
         self._next: dict[QueueKey, int] = {}
         self._ends: dict[QueueKey, int] = {}
-        self._asked: list[tuple[QueueKey, bytes, int | None, Callable[[], None]]] = []
+        self._asked: list[tuple[QueueKey, bytes, int | None, LightWake]] = []
         self._asking: asyncio.Task[None] | None = None
         self._reading: dict[QueueKey, asyncio.Task[None]] = {}
 
-    def watch(self, queue: QueueKey, name: bytes, end: int | None, wake: Callable[[], None]) -> Callable[[], None]:
+    def watch(self, queue: QueueKey, name: bytes, end: int | None, wake: LightWake) -> Callable[[], None]:
         """See `LightQueues.watch_light`."""
         call_off = watch(self._waiting.setdefault(queue, {}), name, wake)
         if queue.topic_id not in self._topics:
@@ -89,7 +89,7 @@ class LightWatches:
     def _wake_all(self, queue: QueueKey) -> None:
         for waiting in list(self._waiting.get(queue, {}).values()):
             for wake in list(waiting.values()):
-                wake()
+                wake(None)
 
     async def _ask(self) -> None:
         await asyncio.sleep(0)  # who else comes in this turn comes along
@@ -103,7 +103,7 @@ class LightWatches:
                 has_more = [True] * len(asked)
             for (_, _, _, wake), is_woken in zip(asked, has_more, strict=True):
                 if is_woken:
-                    wake()
+                    wake(None)
 
     def _told(self, topic_id: int, ends: Mapping[QueueKey, int]) -> None:
         if not ends:  # the topic is gone, or the node: who looks learns it
@@ -139,4 +139,4 @@ class LightWatches:
             waiting = self._waiting.get(queue, {})
             for name in answered["names"]:
                 for wake in list(waiting.get(name.encode(), {}).values()):
-                    wake()
+                    wake(None)

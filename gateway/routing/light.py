@@ -19,6 +19,7 @@ Errors are those of the brokers, NoLightQueues and UnknownQueue.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import cast
@@ -120,22 +121,90 @@ class LightPartitionReader:
         end = read.max_offset + shift if at == len(chain) else await self.end(topic, name, partition)
         return LightRead(records, end, read.next_offset + shift)
 
-    def watch(
-        self, topic: str, name: bytes, partition: int, end: int, wake: Callable[[], None]
-    ) -> tuple[Callable[[], None], ...]:
-        """Call `wake` when the queue's end is not `end` any more, or the partition's place another one, or it may not
-        be told; not within this call. The answers call that off. Raises NoLightQueues, UnknownQueue, IndexDamaged."""
-        route, broker = light_route(self._routes, topic, partition)
-        return (
-            broker.watch_light(route.queue, name, route.to_physical(end), wake),
-            self._routes.watch(topic, partition, wake),
-        )
+    def tail(self, topic: str, name: bytes, partition: int, end: int) -> LightTail:
+        """For a reader that has come to this end. Raises NoLightQueues, UnknownQueue, IndexDamaged."""
+        return LightTail(self._routes, topic, name, partition, end)
 
     def follow(self, topic: str, name: bytes, partition: int, wake: Callable[[], None]) -> Callable[[], None]:
         """Call `wake` whenever the queue has got records, wherever its partition is, and whenever that may be; until
         the answer is called. Not within this call: who reads after it misses nothing. Raises NoLightQueues,
         UnknownQueue."""
         return _Following(self._routes, topic, name, partition, wake).call_off
+
+
+class LightTail:
+    """The end of a light queue of a partition, where one reader waits again and again. It is told of what comes for as
+    long as the reader follows the queue: so a record that finds it waiting is at hand, and neither the record nor the
+    end behind it is looked up.
+
+        wait    the first record that comes is kept for `take`. What comes behind it, or to a reader that does not wait,
+                or cannot be told, is news: there is more than it knows of
+        read    begins with `reading`. What comes from then on is news
+        moved   the partition, or gone: it is off. The reader is woken, and reads
+        call    ends it
+
+    There is one for each socket: what is made anew with each push the garbage collector has to look at.
+    """
+
+    __slots__ = ("_call_offs", "_has_news", "_raw_keys", "_shift", "_told", "_wake", "is_on")
+
+    def __init__(self, routes: Routes, topic: str, name: bytes, partition: int, end: int) -> None:
+        self._wake: Callable[[], None] | None = None  # of who waits
+        self._told: LightRecord | None = None  # the first one that came meanwhile
+        self._has_news = False
+        self.is_on = True
+        route, broker = light_route(routes, topic, partition)
+        self._shift = route.logical_start - route.physical_start
+        self._raw_keys = routes.topic(topic).raw_keys
+        self._call_offs: tuple[Callable[[], None], ...] = (
+            broker.watch_light(route.queue, name, route.to_physical(end), self._came),
+            routes.watch(topic, partition, self._moved),
+        )
+
+    def wait(self, wake: Callable[[], None]) -> None:
+        """Call `wake` once, when there is something to `take` or to read; not within this call."""
+        self._wake = wake
+        if self._has_news:
+            asyncio.get_running_loop().call_soon(self._wake_up)
+
+    def take(self, offset: int) -> LightRecord | None:
+        """The record behind all that the reader had when it began to wait at `offset`. None: read."""
+        told, self._told = self._told, None
+        if told is None:
+            return None
+        if self._shift:
+            [told] = _shifted([told], self._shift)
+        told.entry.raw_keys = self._raw_keys
+        return told if told.offset >= offset else None
+
+    def reading(self) -> None:
+        """The reader is about to look where it is."""
+        self._told, self._has_news = None, False
+
+    def __call__(self) -> None:
+        """Wait no more, and hear of nothing."""
+        self.is_on, self._wake, self._told = False, None, None
+        call_offs, self._call_offs = self._call_offs, ()
+        for call_off in call_offs:
+            call_off()
+
+    def _came(self, told: LightRecord | None) -> None:
+        if self._wake is None or told is None or self._has_news:
+            self._told, self._has_news = None, True
+        else:
+            self._told = told
+        self._wake_up()
+
+    def _moved(self) -> None:
+        wake = self._wake
+        self()
+        if wake is not None:
+            wake()
+
+    def _wake_up(self) -> None:
+        wake, self._wake = self._wake, None
+        if wake is not None:
+            wake()
 
 
 class _Following:
@@ -150,7 +219,10 @@ class _Following:
 
     def _watch(self) -> Callable[[], None]:
         route, broker = light_route(self._routes, self._topic, self._partition)
-        return broker.watch_light(route.queue, self._name, None, self._wake)
+        return broker.watch_light(route.queue, self._name, None, self._came)
+
+    def _came(self, _: LightRecord | None) -> None:
+        self._wake()
 
     def _moved(self) -> None:
         self._call_off()

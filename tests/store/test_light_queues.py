@@ -24,11 +24,12 @@ from store.index.opening import ROCKSDB_DIRECTORY, open_kind
 from store.index.rocksdb import _Database
 from store.light_names import LightNames
 from store.limits import KiB, MiB
+from store.log.entry import entry_bytes
 from store.offline.index_rebuild import rebuild_index
 from store.offline.verify import verify
-from store.store import LIGHT_FORMAT, Store, flush_pauses_s
+from store.store import LIGHT_FORMAT, TOLD_BYTES_MAX, Store, flush_pauses_s
 from store.topics import TIMER_QUEUE
-from store.types import Acks, Append, Appended, Bounds, Delay, QueueKey
+from store.types import Acks, Append, Appended, Bounds, Delay, LightRecord, QueueKey
 from tests.simdb import SimBatch, SimRdict, simulated_database
 from tests.simdisk import Fault, SimDisk
 from tests.store.kit import append_of, open_store, opened, with_settings
@@ -138,8 +139,9 @@ async def test_names_are_listed_by_prefix_a_page_at_a_time() -> None:
 async def test_readers_are_woken_by_their_queue_alone() -> None:
     async with a_store() as (_, store, queue):
         woken: list[str] = []
-        call_offs = [store.watch_light(queue, b"a", lambda one=one: woken.append(one)) for one in ("x", "y")]  # type: ignore[misc]
-        call_offs.append(store.watch_light(QueueKey(queue.topic_id, 1), b"a", lambda: woken.append("other partition")))
+        call_offs = [store.watch_light(queue, b"a", lambda _, one=one: woken.append(one)) for one in ("x", "y")]  # type: ignore[misc]
+        other = QueueKey(queue.topic_id, 1)
+        call_offs.append(store.watch_light(other, b"a", lambda _: woken.append("other partition")))
         await send(store, queue, [b"b"])
         assert woken == []
         await send(store, queue, [b"b", b"a"], [b"a"])
@@ -151,6 +153,34 @@ async def test_readers_are_woken_by_their_queue_alone() -> None:
         for call_off in call_offs:
             call_off()
         assert store._light_watching == {}
+
+
+async def test_who_watches_is_told_the_record_if_it_is_one_in_a_small_batch() -> None:
+    async with a_store() as (_, store, queue):
+        told: list[LightRecord | None] = []
+        call_off = store.watch_light(queue, b"a", told.append)
+        await send(store, queue, [b"b"], [b"b", b"a"], [b"c"])
+        await send(store, queue, [b"a"])
+        read = await store.read_light(queue, b"a", 0, max_records=9, max_bytes=1 << 20)
+        assert [(record.offset, record.record_index) for record in read.records] == [(1, 1), (2, 0)]
+        assert told == read.records
+        told.clear()
+        await send(store, queue, [b"a"], [b"a"])
+        assert told == [None], "two of one batch"
+        told.clear()
+        size = next(
+            size for size in range(TOLD_BYTES_MAX, 0, -1)
+            if entry_bytes(light_append(queue, [b"a"], size=size), len("orders")) <= TOLD_BYTES_MAX
+        )  # fmt: skip
+        await send(store, queue, [b"a"], size=size)
+        await send(store, queue, [b"a"], size=size + 1)
+        of_size, too_large = told
+        assert of_size is not None
+        assert of_size.entry.size == TOLD_BYTES_MAX
+        assert too_large is None
+        await store.delete_topic("orders")
+        assert told[2:] == [None]
+        call_off()
 
 
 async def test_rows_are_there_after_a_kill_and_after_a_restart() -> None:

@@ -13,7 +13,18 @@ from gateway.brokers.kafka.attached import AttachedBroker
 from gateway.brokers.kafka.broker import KafkaBroker
 from store.errors import NoLightQueues
 from store.topics import TIMER_QUEUE
-from store.types import Acks, Append, Appended, Boundary, Bounds, ExportedIds, LightRead, QueueKey, ReadResult
+from store.types import (
+    Acks,
+    Append,
+    Appended,
+    Boundary,
+    Bounds,
+    ExportedIds,
+    LightRead,
+    LightWake,
+    QueueKey,
+    ReadResult,
+)
 
 Schedules = Callable[[Append, Acks, Sequence[bytes | None]], Awaitable[Appended]]
 """As `Broker.schedule`."""
@@ -157,9 +168,7 @@ class Beside:
         """See `LightQueues.note_light`."""
         cast(LightQueues, self._own).note_light()
 
-    def watch_light(
-        self, queue: QueueKey, name: bytes, end: int | None, wake: Callable[[], None]
-    ) -> Callable[[], None]:
+    def watch_light(self, queue: QueueKey, name: bytes, end: int | None, wake: LightWake) -> Callable[[], None]:
         """See `LightQueues.watch_light`."""
         return self._light_of(queue).watch_light(queue, name, end, wake)
 

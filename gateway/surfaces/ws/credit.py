@@ -39,12 +39,12 @@ class Credit(NamedTuple):
 
     def sent(self, amount: int) -> Credit:
         """With so much more on its way."""
-        return self._replace(in_flight=self.in_flight + amount)
+        return Credit(self.limit, self.window, self.in_flight + amount)
 
     def returned(self, amount: int) -> Credit:
         """With so much of it settled."""
         assert 0 <= amount <= self.in_flight
-        return self._replace(in_flight=self.in_flight - amount)
+        return Credit(self.limit, self.window, self.in_flight - amount)
 
     def unsent(self, amount: int) -> Credit:
         """With what was sent taken back; where the client has returned it meanwhile, it has that much more."""

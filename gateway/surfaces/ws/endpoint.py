@@ -28,7 +28,15 @@ from gateway.surfaces.ws.elsewhere import Elsewhere
 from gateway.surfaces.ws.in_flight import StartTask
 from gateway.surfaces.ws.metrics import SocketMetrics
 from gateway.surfaces.ws.outbox import Closing, Outbox, OutboxClosed
-from gateway.surfaces.ws.protocol import SUBPROTOCOL, TOO_MANY, CloseCode
+from gateway.surfaces.ws.protocol import (
+    BINARY,
+    PING,
+    SUBPROTOCOL,
+    TEXT,
+    TOO_MANY,
+    CloseCode,
+    websocket_frame,
+)
 from gateway.surfaces.ws.rights import Rights
 from gateway.surfaces.ws.session import REFUSALS
 from gateway.surfaces.ws.sessions import Sessions
@@ -204,7 +212,7 @@ class _Socket:
         outbox = Outbox(
             self._write,
             bytes_max=OUTBOX_BYTES_MAX,
-            takes_at_once=self._takes_at_once,
+            write_at_once=self._write_at_once,
             start=self._start_soon,
             allowance=allowance,
         )
@@ -270,10 +278,9 @@ class _Socket:
         _start_from_timer(self._start, work)
 
     async def _write(self, frame: bytes, is_binary: bool) -> None:
-        kind = WSMsgType.BINARY if is_binary else WSMsgType.TEXT
-        if self._takes_at_once(len(frame)):
-            await self._socket.send_frame(frame, kind)
+        if self._write_at_once(frame, is_binary):
             return
+        kind = WSMsgType.BINARY if is_binary else WSMsgType.TEXT
         compress = _WINDOW_BITS if self._compresses and len(frame) >= COMPRESS_BYTES_MIN else None
         self._write_watchdog.begin()
         try:
@@ -281,15 +288,23 @@ class _Socket:
         finally:
             self._write_watchdog.end()
 
-    def _takes_at_once(self, size_bytes: int) -> bool:
-        """Whether a frame of this size is written without a wait: the transport takes what makes it full, and has room
-        again, after it was full, below a quarter of that."""
-        waiting_bytes = self._waiting_bytes()
-        return (
-            waiting_bytes <= SMALL_BYTES // 4
-            and waiting_bytes + size_bytes <= SMALL_BYTES
-            and not (self._compresses and size_bytes >= COMPRESS_BYTES_MIN)
-        )
+    def _write_at_once(self, frame: bytes, is_binary: bool) -> bool:
+        if self._compresses and len(frame) >= COMPRESS_BYTES_MIN:
+            return False
+        return self._put_at_once(BINARY if is_binary else TEXT, frame)
+
+    def _put_at_once(self, opcode: int, payload: bytes) -> bool:
+        """Write a frame as it is, without aiohttp's three coroutines for it, if that needs no wait: the transport takes
+        what makes it full, and has room again, after it was full, below a quarter of that. False, and nothing is
+        written, if it does, or when the connection ends."""
+        transport = self._request.transport
+        if transport is None or transport.is_closing() or self._socket.closed:
+            return False
+        waiting_bytes = transport.get_write_buffer_size()
+        if waiting_bytes > SMALL_BYTES // 4 or waiting_bytes + len(payload) > SMALL_BYTES:
+            return False
+        transport.write(websocket_frame(opcode, payload))
+        return True
 
     def _waiting_bytes(self) -> int:
         transport = self._request.transport
@@ -357,7 +372,8 @@ class _Socket:
             return
         if self._is_listening:  # while we do not read it is we who miss the pongs
             self._missed_count += 1
-        self._start_soon(self._ping())
+        if not self._put_at_once(PING, b""):
+            self._start_soon(self._ping())
         self._sessions.heartbeats.add(self)
 
     async def _ping(self) -> None:

@@ -10,7 +10,8 @@ just lie.
 
 Invariants
     S1  messages of a partition are pushed in offset order, without a gap; each once
-    S2  at most one read and its encoded messages are held, whatever the client does
+    S2  at most one read and its encoded messages are held, or one small record that has just come, whatever the client
+        does
     S3  `caught_up` is pushed once, after every partition had nothing more for the first time; once more after a seek,
         and after a rewind
     S4  no message of a partition is put out after `remove` or `stop` of it has returned
@@ -69,12 +70,12 @@ class Source(Protocol):
         """See `FrameCache.read`."""
         ...
 
-    def is_end(self, topic: str, partition: int, offset: int) -> bool:
-        """See `Consumer.is_end`."""
+    def at_hand(self, topic: str, topic_id: int, partition: int, offset: int, wanted: Wanted) -> Portion | None:
+        """As `read`, where that is known without one: a portion without ranges at the end. None: read."""
         ...
 
     def watch(self, topic: str, partition: int, end: int, wake: Callable[[], None]) -> Callable[[], None]:
-        """See `Consumer.watch`."""
+        """See `Consumer.watch`. The answer may be called again, and after `wake`."""
         ...
 
 
@@ -82,7 +83,14 @@ class Partitions:
     """`Source` of whole partitions."""
 
     def __init__(self, frame_cache: FrameCache, consumer: Consumer) -> None:
-        self.read, self.is_end, self.watch = frame_cache.read, consumer.is_end, consumer.watch
+        self.read, self.watch = frame_cache.read, consumer.watch
+        self._kept, self._is_end = frame_cache.kept, consumer.is_end
+
+    def at_hand(self, topic: str, topic_id: int, partition: int, offset: int, wanted: Wanted) -> Portion | None:
+        """See `Source`."""
+        if self._is_end(topic, partition, offset):
+            return Portion((), offset)
+        return self._kept(topic_id, partition, offset, wanted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +133,7 @@ class FedPartition:
         self.next_message_bytes = 1  # of what is at `offset`, once known: credit for it must suffice
         self.next_record_count = 1  # the same; more than 1 for a RecordBatch
         self.message_bytes = 1  # about what a message has, once known
-        self.call_off: Callable[[], None] | None = None  # of the tail it waits at
+        self.call_off: Callable[[], None] | None = None  # of the tail it waits at, or did last
 
     def move(self, offset: int) -> None:
         """Go on from another offset."""
@@ -278,15 +286,15 @@ class Feed:
     async def _turn(self, fed: FedPartition, outbox: Outbox) -> None:
         """Send of one partition what is there and fits; then it waits at its end, or for its next turn."""
         key = fed.key
+        topic, partition = key
         seq = self.journal.last
-        if self._source.is_end(*key, fed.offset):
-            end: int | None = fed.offset
-        else:
+        portion = self._source.at_hand(topic, fed.topic_id, partition, fed.offset, self._wanted)
+        if portion is None:
             try:
                 portion = await self._source.read(
-                    key.topic,
+                    topic,
                     fed.topic_id,
-                    key.partition,
+                    partition,
                     fed.offset,
                     self._wanted,
                     count_max=self._count_max(fed),
@@ -302,15 +310,15 @@ class Feed:
                     return
                 if isinstance(error, UnknownQueue):
                     raise
-                raise epoch_changed(key.topic) from None
+                raise epoch_changed(topic) from None
             fed.is_away = False
-            end = portion.end
-            if key.topic.startswith("%"):
-                self._check_topic(key.topic)
-            for part in portion.ranges:
-                # A seek or a rebalance may have come in between.
-                if not fed.is_live or part.start != fed.offset or not await self._push(fed, part, outbox):
-                    break
+        ranges, end = portion
+        if ranges and topic.startswith("%"):
+            self._check_topic(topic)
+        for part in ranges:
+            # A seek or a rebalance may have come in between.
+            if not fed.is_live or part.start != fed.offset or not await self._push(fed, part, outbox):
+                break
         if not fed.is_live or fed.is_ready:
             return
         if end is not None and fed.offset >= end:
@@ -328,10 +336,10 @@ class Feed:
         if not fed.is_away:
             fed.is_away = True
             log.warning("subscription=%s waits for %s partition %d: %s", self.name, *fed.key, error)
+        self._call_off(fed)
         fed.call_off = asyncio.get_running_loop().call_later(AGAIN_S, self._wake, fed).cancel
 
     def _wake(self, fed: FedPartition) -> None:
-        fed.call_off = None
         if fed.is_live and not fed.is_ready:
             self._make_ready(fed)
         self.credit_changed()
@@ -373,8 +381,7 @@ class Feed:
             self._tell_delivered()
             return True
         is_whole = self._wanted.form is Form.BATCH
-        bytes_max = outbox.room(FRAME_BYTES_TARGET)
-        count = self._count_of_batches(part) if is_whole else self._count_of_messages(part, bytes_max)
+        count = self._count_of_batches(part) if is_whole else self._count_of_messages(part, outbox)
         size_bytes = part.size_bytes(count) if count else part.size_bytes(1)
         message_count = part.ends[count - 1] - part.start if is_whole and count else max(count, 1)
         fed.next_message_bytes = part.size_bytes(1)
@@ -389,8 +396,10 @@ class Feed:
         fed.offset = stop
         fed.next_message_bytes = fed.next_record_count = 1
         frame = self._frame(fed, part, count, seq, size_bytes)
+        is_binary = self._wanted.form is not Form.JSON
         try:
-            await outbox.send(frame, is_binary=self._wanted.form is not Form.JSON)
+            if not outbox.send_at_once(frame, is_binary=is_binary):
+                await outbox.send(frame, is_binary=is_binary)
         finally:  # a connection that is lost meanwhile has had it; what the client did not see is rewound
             self.ledger.returned(message_count, size_bytes)
         if fed.offset == stop:
@@ -423,10 +432,11 @@ class Feed:
         payload = part.payload if count == len(part.ends) else part.payload[: part.payload_marks[count - 1]]
         return binary_frame(header, payload)
 
-    def _count_of_messages(self, part: EncodedRange, bytes_max: int) -> int:
+    def _count_of_messages(self, part: EncodedRange, outbox: Outbox) -> int:
         budget = self.ledger.message_budget
-        if budget <= 0:
-            return 0
+        if budget <= 0 or len(part.ends) == 1:
+            return min(budget, 1)
+        bytes_max = outbox.room(FRAME_BYTES_TARGET)
         byte_budget = self.ledger.byte_budget
         if byte_budget is not None:
             bytes_max = min(bytes_max, byte_budget)

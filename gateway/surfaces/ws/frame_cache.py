@@ -23,6 +23,8 @@ from itertools import accumulate
 from operator import add
 from typing import NamedTuple
 
+import orjson
+
 from gateway.api.read import Consumer, Fetched
 from gateway.api.turns import in_turns
 from gateway.codec.filters import TagFilter
@@ -149,9 +151,8 @@ class FrameCache:
         is_shared = count_max >= wanted.batch or wanted.form is Form.BATCH
         key = topic_id, partition, offset, wanted
         while True:
-            if (found := self._cache.get(key)) is not None:
-                self._cache.move_to_end(key)
-                return Portion((found,), None)
+            if (found := self.kept(*key)) is not None:
+                return found
             if not is_shared or (reading := self._reading.get(key)) is None:
                 break
             await reading.wait()  # another reader is reading it now
@@ -189,6 +190,15 @@ class FrameCache:
             if is_shared:
                 del self._reading[key]
                 read.set()
+
+    def kept(self, topic_id: int, partition: int, offset: int, wanted: Wanted) -> Portion | None:
+        """The same without a read; None: there must be one."""
+        key = topic_id, partition, offset, wanted
+        found = self._cache.get(key)
+        if found is None:
+            return None
+        self._cache.move_to_end(key)
+        return Portion((found,), None)
 
     def _keep(self, key: _Key, made: EncodedRange) -> None:
         if key in self._cache:
@@ -290,6 +300,15 @@ def _offset_of(message: dict[str, object]) -> int:
 def gap(start: int, stop: int) -> EncodedRange:
     """A stretch without a message."""
     return EncodedRange(start, stop, (), b"", (), b"", ())
+
+
+def one_message(offset: int, message: dict[str, object], payload: bytes | None) -> EncodedRange:
+    """What `cut_in_ranges` makes of a single message."""
+    body = orjson.dumps(message)
+    marks = [len(body)]
+    if payload is None:
+        return EncodedRange(offset, offset + 1, [offset + 1], body, marks, b"", [])
+    return EncodedRange(offset, offset + 1, [offset + 1], body, marks, payload, [len(payload)])
 
 
 def cut_in_ranges(

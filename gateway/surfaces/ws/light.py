@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from gateway.api.light import LightReader, Rendering, commit_light
@@ -18,7 +18,8 @@ from gateway.codec.records import split_lines
 from gateway.errors import RequestError, invalid
 from gateway.groups.machines.errors import GroupError
 from gateway.groups.protocol import Groups
-from gateway.routing.base import Routes, TopicView
+from gateway.routing.base import Routes, TopicView, topic_id_of
+from gateway.routing.light import LightTail
 from gateway.surfaces.ws.commands import Form, Mode, Subscribe, UpTo
 from gateway.surfaces.ws.commits import AUTO_COMMIT_MS
 from gateway.surfaces.ws.feed import FedPartition, Feed
@@ -32,9 +33,11 @@ from gateway.surfaces.ws.frame_cache import (
     binary_message,
     cut_in_ranges,
     gap,
+    one_message,
 )
 from gateway.surfaces.ws.reader import Reader
 from store.errors import StoreError
+from store.record_batch import DecodedRecord
 from store.types import Bounds, LightRecord
 
 log = logging.getLogger(__name__)
@@ -43,7 +46,7 @@ log = logging.getLogger(__name__)
 class LightSource:
     """Reads one light queue of topics, in all their partitions."""
 
-    __slots__ = ("_consumer", "_name", "_reader", "_rendering", "_routes")
+    __slots__ = ("_consumer", "_name", "_reader", "_rendering", "_routes", "_shown_name", "_tails")
 
     def __init__(
         self,
@@ -54,6 +57,8 @@ class LightSource:
         routes: Routes,
     ) -> None:
         self._name = name
+        self._shown_name = name.decode()
+        self._tails: dict[tuple[str, int], LightTail] = {}  # by topic and partition
         self._reader = reader
         self._rendering = rendering
         self._consumer = consumer
@@ -61,18 +66,41 @@ class LightSource:
 
     # Frames
 
-    def is_end(self, topic: str, partition: int, offset: int) -> bool:
-        """Whether this is known to be the end without a read."""
-        return False
+    def at_hand(self, topic: str, topic_id: int, partition: int, offset: int, wanted: Wanted) -> Portion | None:
+        """See `Source`: one small record that has just come. All else is for `read`."""
+        tail = self._tails.get((topic, partition))
+        one = None if tail is None else tail.take(offset)
+        if one is None or topic_id_of(self._routes, topic) != topic_id:
+            return None
+        record = self._rendering.decoded_at_once(one)
+        if record is None:
+            return None
+        payload = None
+        if wanted.form is Form.JSON:
+            message = self._rendering.shown(topic, self._shown_name, partition, one, record, topic_id=None)
+        else:
+            message, payload = self._in_binary(topic, partition, one, record)
+        message["cursor"] = f"{topic}:{partition}={one.offset + 1}"
+        made = one_message(one.offset, message, payload)
+        return Portion((made,) if one.offset == offset else (gap(offset, one.offset), made), one.offset + 1)
 
     def watch(self, topic: str, partition: int, end: int, wake: Callable[[], None]) -> Callable[[], None]:
-        """See `LightReader.watch`."""
-        return self._reader.watch(topic, self._name, partition, end, wake)
+        """See `Source`. Who is woken, and comes back, is told of what came meanwhile."""
+        tail = self._tails.get((topic, partition))
+        if tail is None or not tail.is_on:
+            try:
+                tail = self._tails[topic, partition] = self._reader.tail(topic, self._name, partition, end)
+            except StoreError:  # who is woken meets it again, and can say so
+                return asyncio.get_running_loop().call_soon(wake).cancel
+        tail.wait(wake)
+        return tail
 
     async def read(
         self, topic: str, topic_id: int, partition: int, offset: int, wanted: Wanted, *, count_max: int
     ) -> Portion:
         """As `FrameCache.read`. An offset that retention has passed goes on at the first one that is kept."""
+        if (tail := self._tails.get((topic, partition))) is not None:
+            tail.reading()
         read = await self._reader.read_one(
             topic,
             self._name,
@@ -94,24 +122,24 @@ class LightSource:
             if wanted.form is Form.JSON:
                 messages = await self._rendering.of(topic, self._name, records, topic_id=None)
             else:
-                messages, payloads = await self._in_binary(topic, records)
+                messages, payloads = [], []
+                async for _, one, record in self._rendering.decoded(records):
+                    message, payload = self._in_binary(topic, partition, one, record)
+                    messages.append(message)
+                    payloads.append(payload)
             ends = [record.offset + 1 for record in read.records]
             for message, end in zip(messages, ends, strict=True):
                 message["cursor"] = f"{topic}:{partition}={end}"
             ranges += cut_in_ranges(start, ends[-1], ends, split_lines(messages), payloads, wanted.batch)
         return Portion(ranges, read.max_offset)
 
-    async def _in_binary(
-        self, topic: str, records: Iterable[tuple[int, LightRecord]]
-    ) -> tuple[list[dict[str, object]], list[bytes]]:
-        messages: list[dict[str, object]] = []
-        payloads: list[bytes] = []
-        shown_name = self._name.decode()
-        async for partition, (offset, entry, _), record in self._rendering.decoded(records):
-            message, payload = binary_message(topic, partition, record, entry)
-            messages.append({**message, "queue": shown_name, "queue_offset": offset})
-            payloads.append(payload)
-        return messages, payloads
+    def _in_binary(
+        self, topic: str, partition: int, one: LightRecord, record: DecodedRecord
+    ) -> tuple[dict[str, object], bytes]:
+        message, payload = binary_message(topic, partition, record, one.entry)
+        message["queue"] = self._shown_name
+        message["queue_offset"] = one.offset
+        return message, payload
 
     # Positions
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import suppress
 
 from gateway.surfaces.http.answer_memory import Allowance
 from gateway.surfaces.ws.protocol import CloseCode
@@ -22,6 +21,10 @@ from gateway.surfaces.ws.protocol import CloseCode
 Write = Callable[[bytes, bool], Awaitable[None]]
 """Hands one frame, text or binary (True), to the transport; returns when the transport has room again. Raises OSError
 when it is gone."""
+
+WriteAtOnce = Callable[[bytes, bool], bool]
+"""The same, if the transport takes the frame without a wait. False, and nothing is written, where it does not, or is
+gone."""
 
 
 class Closing(Exception):
@@ -44,16 +47,15 @@ class Outbox:
         write: Write,
         *,
         bytes_max: int,
-        takes_at_once: Callable[[int], bool],
+        write_at_once: WriteAtOnce,
         start: Callable[[Coroutine[object, object, None]], object],
         allowance: Allowance | None = None,
     ) -> None:
-        """`takes_at_once`: whether a frame of so many bytes would be written without a wait. `start` runs what writes
-        the queue, as a task, which may raise Closing. `allowance`: what the socket may hold; None where nothing is
-        counted."""
+        """`start` runs what writes the queue, as a task, which may raise Closing. `allowance`: what the socket may
+        hold; None where nothing is counted."""
         self._start = start
         self._write = write
-        self._takes_at_once = takes_at_once
+        self._write_at_once = write_at_once
         self._allowance = allowance
         if allowance is not None:
             allowance.must_send = True  # what is in a frame is counted as sent
@@ -75,14 +77,17 @@ class Outbox:
 
     async def send(self, frame: bytes, *, is_binary: bool = False) -> None:
         """Queue a frame and wait until the transport has taken it. Raises OutboxClosed."""
-        is_next = not self._frames and not self._turn.locked() and not self._is_closed
-        if is_next and frame and self._takes_at_once(len(frame)):
-            with suppress(OSError):  # the writer meets it too, and ends the connection
-                await self._write(frame, is_binary)
-                return
+        if frame and self.send_at_once(frame, is_binary=is_binary):
+            return
         taken = asyncio.get_running_loop().create_future()
         await self._enqueue(frame, is_binary, taken)
         await taken
+
+    def send_at_once(self, frame: bytes, *, is_binary: bool = False) -> bool:
+        """Whether the transport has taken a frame, with nothing before it. False: nothing has happened."""
+        if self._frames or self._is_closed or self._turn.locked():
+            return False
+        return self._write_at_once(frame, is_binary)
 
     async def flush(self) -> None:
         """Wait until the transport has taken all that is queued now."""

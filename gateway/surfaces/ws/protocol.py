@@ -28,6 +28,9 @@ from gateway.errors import CURSOR_ILLEGAL, STALE_GENERATION, RequestError, bad_r
 
 SUBPROTOCOL = "mq.v1.json"
 
+TEXT, BINARY, PING = 0x1, 0x2, 0x9
+"""Opcodes of frames."""
+
 BATCH_DEFAULT = 256
 CREDIT_DEFAULT = 1_000
 """Messages a subscription may be sent when its client does not say; less where the server's limit is lower."""
@@ -152,6 +155,16 @@ def batch_header(
     return orjson.dumps(header)
 
 
+def websocket_frame(opcode: int, payload: bytes) -> bytes:
+    """One whole frame of a server, as RFC 6455 has it: neither masked nor compressed."""
+    size, begin = len(payload), _FIN | opcode
+    if size < _SIZE_U16:
+        return bytes((begin, size)) + payload
+    if size <= 0xFFFF:
+        return _LONG.pack(begin, _SIZE_U16, size) + payload
+    return _LONGEST.pack(begin, _SIZE_U64, size) + payload
+
+
 def binary_frame(header: bytes, payload: bytes) -> bytes:
     """Header and payload as one binary frame."""
     return _HEADER_LEN.pack(len(header)) + header + payload
@@ -176,6 +189,8 @@ def split_binary(frame: bytes) -> tuple[dict[str, object], memoryview]:
 
 
 _HEADER_LEN = struct.Struct(">I")
+_FIN, _SIZE_U16, _SIZE_U64 = 0x80, 126, 127
+_LONG, _LONGEST = struct.Struct(">BBH"), struct.Struct(">BBQ")
 
 
 def caught_up_push(sub: str, cursor: str) -> bytes:

@@ -184,7 +184,7 @@ class Session:
         """Topics or rights may have changed. One that is slow to take the news holds up no other. Where nothing has
         changed, as nearly always, there is no task: one for each of 15,000 sockets kept the loop busy for a second."""
         is_free = self._refreshing is None or self._refreshing.done()
-        if is_free and not all(map(self._is_current, self.subscriptions)):
+        if is_free and not all(self._is_current(running.subscription) for running in self._running.values()):
             self._refreshing = self._tasks.start(self.refresh())
 
     async def refresh(self) -> None:

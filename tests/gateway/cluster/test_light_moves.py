@@ -158,9 +158,13 @@ async def test_who_waits_is_woken_wherever_the_partition_is(is_remote: bool, mon
             for number in range(3):
                 end = await reader.end(TOPIC, b"a", 0)
                 woken, other, left = asyncio.Event(), asyncio.Event(), asyncio.Event()
-                reader.watch(TOPIC, b"a", 0, end, woken.set)
-                call_off = reader.watch(TOPIC, b"b", 0, await reader.end(TOPIC, b"b", 0), other.set)
-                reader.watch(TOPIC, b"a", 0, end, left.set)()
+                tail = reader.tail(TOPIC, b"a", 0, end)
+                tail.wait(woken.set)
+                at_other = reader.tail(TOPIC, b"b", 0, await reader.end(TOPIC, b"b", 0))
+                at_other.wait(other.set)
+                left_tail = reader.tail(TOPIC, b"a", 0, end)
+                left_tail.wait(left.set)
+                left_tail()
                 await asyncio.sleep(0.05)
                 assert not woken.is_set() or (is_remote and number == 0), "at first all are woken, to look"
                 if number == 2:
@@ -170,13 +174,27 @@ async def test_who_waits_is_woken_wherever_the_partition_is(is_remote: bool, mon
                 if number:
                     assert other.is_set() == (number == 2 and is_remote and to != "n3")
                 assert not left.is_set()
-                call_off()
+                told = tail.take(end)
+                assert (told is None) == is_remote or to == "n3"
+                if told is not None:
+                    read = await reader.read_one(TOPIC, b"a", 0, end, max_records=9, max_bytes=9)
+                    assert read.records == [told], "in the partition's offsets, wherever its segment begins"
+                at_other()
+                tail()
                 monkeypatch.undo()
         # Behind: said at once, though not within the call.
         late = asyncio.Event()
-        reader.watch(TOPIC, b"a", 0, await reader.end(TOPIC, b"a", 0) - 1, late.set)
+        tail = reader.tail(TOPIC, b"a", 0, await reader.end(TOPIC, b"a", 0) - 1)
+        tail.wait(late.set)
         assert not late.is_set()
         await late.wait()
+        # Another place: it is off.
+        moved = asyncio.Event()
+        tail.reading()
+        tail.wait(moved.set)
+        await move(made, "n2")
+        await moved.wait()
+        assert not tail.is_on
         # Who follows goes along.
         followed = asyncio.Event()
         with reader.watching(TOPIC, b"a", [0], followed.set):
@@ -197,7 +215,7 @@ async def test_a_topic_that_goes_wakes_who_waits_on_another_node() -> None:
     async with asyncio.timeout(WOKEN_S), cluster(is_remote=True) as made:
         reader = LightReader(made.nodes["n3"].routes)
         woken = asyncio.Event()
-        reader.watch(TOPIC, b"a", 0, 0, woken.set)
+        reader.tail(TOPIC, b"a", 0, 0).wait(woken.set)
         await asyncio.sleep(0.1)
         await made.nodes["n1"].store.delete_topic(TOPIC)
         await woken.wait()

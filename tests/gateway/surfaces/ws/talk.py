@@ -67,7 +67,7 @@ class Talk:
         self.closed_with: CloseCode | None = None
         self.says_goodbye = False
         self.takes: asyncio.Event | None = None  # while set and not is_set(), the transport takes nothing
-        self.outbox = Outbox(self._write, bytes_max=1 << 20, takes_at_once=lambda _: self.takes is None, start=start)
+        self.outbox = Outbox(self._write, bytes_max=1 << 20, write_at_once=self._write_at_once, start=start)
         self.rights = Rights(access, self.gateway.clock, warn=lambda in_ms: None, close=self._close)
         self.conversation = Conversation(
             self.gateway,
@@ -90,9 +90,17 @@ class Talk:
     def _close(self, code: CloseCode) -> None:
         self.closed_with = code
 
+    def _write_at_once(self, frame: bytes, is_binary: bool) -> bool:
+        if self.takes is None:
+            self._take(frame, is_binary)
+        return self.takes is None
+
     async def _write(self, frame: bytes, is_binary: bool) -> None:
         if self.takes is not None:
             await self.takes.wait()
+        self._take(frame, is_binary)
+
+    def _take(self, frame: bytes, is_binary: bool) -> None:
         if is_binary:
             header, payload = split_binary(frame)
             contract.check_frame(orjson.dumps(header))

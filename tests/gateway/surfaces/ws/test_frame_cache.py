@@ -14,11 +14,11 @@ import pytest
 
 from gateway.api.tasks import Tasks
 from gateway.codec.filters import parse_filter
-from gateway.codec.records import render_records_in_steps
+from gateway.codec.records import render_records_in_steps, split_lines
 from gateway.codec.texts import KEPT_RECORDS_MIN
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.ws.commands import Form
-from gateway.surfaces.ws.frame_cache import CACHE_BYTES_MAX, FrameCache, Wanted, _render_all, cut_in_ranges
+from gateway.surfaces.ws.frame_cache import CACHE_BYTES_MAX, FrameCache, Wanted, _render_all, cut_in_ranges, one_message
 from gateway.surfaces.ws.merged import Merged
 from gateway.surfaces.ws.protocol import FRAME_BYTES_TARGET
 from store.record_batch import Record, at_once
@@ -250,3 +250,10 @@ def test_ranges_end_with_their_count_or_their_bytes() -> None:
     binary = cut_in_ranges(0, 9, ends, [b"m"] * 9, payloads, 100)
     assert [list(one.ends) for one in binary] == [[1, 2, 3], [4, 5, 6], [7, 8, 9]]
     assert [(one.marks[-1], one.payload_marks[-1]) for one in binary] == [(5, 3 * size)] * 3
+
+
+@pytest.mark.parametrize("payload", [None, b"", b"pay\nload"])
+def test_a_single_message_is_encoded_as_one_of_many(payload: bytes | None) -> None:
+    message: dict[str, object] = {"value": orjson.Fragment(b'{"a":",\\n,"}'), "key": 'line\nbreak",\n,"', "offset": 7}
+    payloads = None if payload is None else [payload]
+    assert [one_message(7, message, payload)] == cut_in_ranges(7, 8, [8], split_lines([message]), payloads, 256)

@@ -15,7 +15,9 @@ import pytest
 from gateway.api import light
 from gateway.api.light import LightReader, check_light, names_begin
 from gateway.auth.scopes import Rights, parse_scope
+from gateway.brokers.local import LocalBroker
 from gateway.errors import RequestError
+from gateway.routing.light import LightTail
 from gateway.surfaces.sse.topic_stream import HEARTBEAT_MS
 from gateway.surfaces.ws.light import LightStream
 from store import record_batch
@@ -72,6 +74,83 @@ async def test_a_reader_is_pushed_what_comes_into_its_queue_and_nothing_else(ser
         await send(server, None, ["new"])
         assert places(await peer.messages(1, "new")) == [(5, 1)], "it begins at the partition's offset"
         assert await peer.refused("subscribe", sub="t", topics=["orders"], queue="a", **{"from": "orders:0=7"}) == 41601
+
+
+@pytest.mark.parametrize("form", ["json", "binary"])
+async def test_what_is_pushed_as_it_comes_is_what_a_read_gives_and_takes_none(
+    server: Whole, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads = 0
+
+    async def counted(broker: LocalBroker, *of: Any, **more: Any) -> Any:
+        nonlocal reads
+        reads += 1
+        return await read_light(broker, *of, **more)
+
+    read_light = LocalBroker.read_light
+    monkeypatch.setattr(LocalBroker, "read_light", counted)
+    sends: list[tuple[list[Any], dict[str, Any]]] = [
+        ([["b"], ["a", "b"], None], {"key": "k", "tag": "t"}),  # the first of its queue, behind the place it waits at
+        ([["a"]], {"headers": [{"key": "h", "value": "AQ=="}]}),
+        ([["a"]], {"timestamp": 7}),
+        ([["a"]], {}),
+    ]
+    async with server.peer(hello={"binary": True}) as peer:
+        await peer.subscribe(queue="a", format=form)
+        await peer.next(op="caught_up")
+        before, pushed = reads, []
+        for queues, fields in sends:
+            await send(server, *queues, **fields)
+            frame = await peer.next(op="messages")
+            pushed.append((frame["messages"], frame["bytes"], frame["credit"], frame.get("payload")))
+        assert reads == before
+        await send(server, ["a"], ["a"])  # two at once are read
+        assert sum([len(frame["messages"]) for frame in [await peer.next(op="messages")]]) == 2
+        assert reads == before + 1
+        again = []
+        for [message], *_ in pushed:
+            await peer.ok("seek", sub="s", to=f"orders:0={message['queue_offset']}")
+            found = []
+            while len(found) < 2:  # what is behind it comes along, as much as was before it
+                frame = await peer.next(op="messages")
+                found += frame["messages"]
+            again.append(found[0])
+            await peer.next(op="caught_up")
+            while peer._waiting:
+                peer._waiting.pop()
+        assert again == [message for [message], *_ in pushed]
+        assert [message["queue_offset"] for message in again] == [1, 2, 3, 4]
+
+
+async def test_nobody_is_told_for_a_subscription_that_has_ended(server: Whole, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[LightTail] = []
+    came = LightTail._came
+    monkeypatch.setattr(LightTail, "_came", lambda tail, record: (told.append(tail), came(tail, record)))
+
+    async def told_by_a_send() -> int:
+        told.clear()
+        await send(server, ["a"])
+        return len(told)
+
+    async with server.peer(hello={}) as peer:
+        await peer.subscribe("s1", queue="a", **{"from": "latest"})
+        await peer.subscribe("s2", queue="a", credit=1, auto_credit=False, **{"from": "latest"})
+        await peer.subscribe("s3", queue="a", **{"from": "latest"})
+        for sub in ("s1", "s2", "s3"):
+            await peer.next(op="caught_up", sub=sub)
+        assert await told_by_a_send() == 3
+        await peer.messages(1, "s2")
+        await peer.ok("unsubscribe", sub="s3")
+        assert await told_by_a_send() == 2, "who has no credit is told, and reads when it has some"
+        await peer.ok("permit", sub="s2", messages=5)
+        assert len(await peer.messages(1, "s2")) == 1
+        await peer.ok("seek", sub="s1", to="orders:0=0")
+        assert len(await peer.messages(4, "s1")) == 4
+        assert await told_by_a_send() == 2
+        peer.cut()
+    async with asyncio.timeout(PATIENCE_S):
+        while await told_by_a_send():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
 
 
 async def test_a_session_goes_on_behind_what_its_client_has_seen(server: Whole) -> None:

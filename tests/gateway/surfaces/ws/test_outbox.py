@@ -10,7 +10,7 @@ import pytest
 from gateway.surfaces.ws.outbox import Closing, Outbox, OutboxClosed
 
 
-def never(_: int) -> bool:
+def never(frame: bytes, is_binary: bool) -> bool:
     return False
 
 
@@ -45,7 +45,7 @@ class Transport:
 async def test_frames_leave_in_order_and_send_waits_for_the_transport() -> None:
     transport = Transport()
     transport.open.clear()
-    outbox = Outbox(transport.write, bytes_max=100, takes_at_once=never, start=asyncio.create_task)
+    outbox = Outbox(transport.write, bytes_max=100, write_at_once=never, start=asyncio.create_task)
     await outbox.put(b"1")
     sending = asyncio.create_task(outbox.send(b"2"))
     await transport.writing.wait()
@@ -61,7 +61,7 @@ async def test_frames_leave_in_order_and_send_waits_for_the_transport() -> None:
 async def test_who_puts_too_much_waits_and_nobody_overtakes() -> None:
     transport = Transport()
     transport.open.clear()
-    outbox = Outbox(transport.write, bytes_max=10, takes_at_once=never, start=asyncio.create_task)
+    outbox = Outbox(transport.write, bytes_max=10, write_at_once=never, start=asyncio.create_task)
     await outbox.put(b"a" * 6)
     await transport.writing.wait()
     large = asyncio.create_task(outbox.put(b"b" * 5))
@@ -82,7 +82,7 @@ async def test_a_peer_that_is_gone_is_no_error() -> None:
     async def write(frame: bytes, is_binary: bool) -> None:
         raise ConnectionResetError
 
-    outbox = Outbox(write, bytes_max=10, takes_at_once=never, start=(held := Held()))
+    outbox = Outbox(write, bytes_max=10, write_at_once=never, start=(held := Held()))
     await outbox.put(b"1")
     with pytest.raises(Closing) as closing:
         await held.run()
@@ -92,7 +92,7 @@ async def test_a_peer_that_is_gone_is_no_error() -> None:
 async def test_a_sender_that_is_cancelled_does_not_disturb_the_writer() -> None:
     transport = Transport()
     transport.open.clear()
-    outbox = Outbox(transport.write, bytes_max=10, takes_at_once=never, start=asyncio.create_task)
+    outbox = Outbox(transport.write, bytes_max=10, write_at_once=never, start=asyncio.create_task)
     sending = asyncio.create_task(outbox.send(b"1"))
     await transport.writing.wait()
     sending.cancel()
@@ -104,7 +104,7 @@ async def test_a_sender_that_is_cancelled_does_not_disturb_the_writer() -> None:
 async def test_who_waits_when_the_connection_ends_is_told() -> None:
     transport = Transport()
     transport.open.clear()
-    outbox = Outbox(transport.write, bytes_max=10, takes_at_once=never, start=asyncio.create_task)
+    outbox = Outbox(transport.write, bytes_max=10, write_at_once=never, start=asyncio.create_task)
     sending = asyncio.create_task(outbox.send(b"a" * 10))
     await transport.writing.wait()
     waiting = asyncio.create_task(outbox.put(b"b"))
@@ -117,10 +117,17 @@ async def test_who_waits_when_the_connection_ends_is_told() -> None:
 
 async def test_what_the_transport_takes_at_once_is_written_by_its_sender_unless_something_is_before_it() -> None:
     transport = Transport()
-    outbox = Outbox(transport.write, bytes_max=100, takes_at_once=lambda size: size < 3, start=(held := Held()))
+
+    def write_at_once(frame: bytes, is_binary: bool) -> bool:
+        if len(frame) < 3:
+            transport.taken.append(frame)
+        return len(frame) < 3
+
+    outbox = Outbox(transport.write, bytes_max=100, write_at_once=write_at_once, start=(held := Held()))
     await outbox.send(b"1")
     assert transport.taken == [b"1"], "nobody else runs"
     await outbox.put(b"2")
+    assert not outbox.send_at_once(b"3")
     behind = asyncio.create_task(outbox.send(b"3"))
     large = asyncio.create_task(outbox.send(b"444"))
     await asyncio.sleep(0)
@@ -128,7 +135,10 @@ async def test_what_the_transport_takes_at_once_is_written_by_its_sender_unless_
     held.run()
     await asyncio.gather(behind, large)
     assert held.works == [], "one task for all that waits"
-    await outbox.send(b"5")
+    assert outbox.send_at_once(b"5")
+    assert not outbox.send_at_once(b"666")
+    outbox.close()
+    assert not outbox.send_at_once(b"7")
     assert transport.taken == [b"1", b"2", b"3", b"444", b"5"]
 
 
@@ -136,7 +146,7 @@ async def test_a_sender_that_finds_the_transport_gone_leaves_that_to_the_writer(
     async def write(frame: bytes, is_binary: bool) -> None:
         raise ConnectionResetError
 
-    outbox = Outbox(write, bytes_max=10, takes_at_once=lambda _: True, start=(held := Held()))
+    outbox = Outbox(write, bytes_max=10, write_at_once=never, start=(held := Held()))
     sending = asyncio.create_task(outbox.send(b"1"))
     await asyncio.sleep(0)
     with pytest.raises(Closing):

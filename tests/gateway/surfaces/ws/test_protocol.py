@@ -8,6 +8,10 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from websockets.client import ClientProtocol
+from websockets.frames import Opcode
+from websockets.protocol import State
+from websockets.uri import parse_uri
 
 from gateway.codec import cursors
 from gateway.codec.cursors import write_cursor
@@ -34,6 +38,18 @@ def test_sockets_and_streams_write_one_form_of_cursor_and_no_epoch_is_ignored() 
         with pytest.raises(RequestError) as caught:
             parse_cursor(text)
         assert caught.value.error_code == 40050
+
+
+@pytest.mark.parametrize("size", [0, 125, 126, 0xFFFF, 0x10000])
+def test_a_frame_is_what_others_take_for_one(size: int) -> None:
+    payload = b"x" * size
+    reader = ClientProtocol(parse_uri("ws://localhost/"), state=State.OPEN, max_size=None)
+    reader.receive_data(
+        protocol.websocket_frame(protocol.BINARY, payload) + protocol.websocket_frame(protocol.PING, b"")
+    )
+    binary, ping = reader.events_received()
+    assert (binary.opcode, binary.fin, binary.data) == (Opcode.BINARY, True, payload)  # type: ignore[union-attr]
+    assert (ping.opcode, ping.data) == (Opcode.PING, b"")  # type: ignore[union-attr]
 
 
 def test_frames_are_json() -> None:
