@@ -64,6 +64,10 @@ def calm_collector() -> None:
     gc.callbacks.append(_freeze_what_is_left)
 
 
+def _is_calm() -> bool:
+    return _freeze_what_is_left in gc.callbacks
+
+
 class _Came:
     """Objects that came since the start, less those that have gone: at each look, as many as the collector counted."""
 
@@ -86,7 +90,7 @@ class Thawing:
     """When what is frozen is looked at. For a process whose collector is calm; in any other, nothing is frozen."""
 
     def __init__(self) -> None:
-        self._count = gc.get_freeze_count()  # when it was looked at last
+        self._count = gc.get_freeze_count() if _is_calm() else 0  # when it was looked at last
         self._came_count = _Came.count  # when it was counted last
         self._block_count = sys.getallocatedblocks()  # ... and then
 

@@ -65,6 +65,10 @@ from tests.simdisk import SimDisk
 from tests.store.kit import abandon
 
 STATES = int(os.environ.get("MQ_TORTURE_STATES", "4000"))
+PROCESSES = 1 if "PYTEST_XDIST_WORKER" in os.environ else available_cores()
+"""Side by side with other files there is a process for each core already: those of its own would have to import all,
+and live the next lives in vain when there were enough."""
+
 FIRST_SEED = int(os.environ.get("MQ_TORTURE_SEED", "1"))
 REBUILD_LIVES = int(os.environ.get("MQ_REBUILD_LIVES", "30"))
 
@@ -72,7 +76,7 @@ REBUILD_LIVES = int(os.environ.get("MQ_REBUILD_LIVES", "30"))
 def test_no_power_cut_loses_or_invents_a_record() -> None:
     """The plain seeded loop: many states, one seed a life."""
     teller = Teller(FIRST_SEED)
-    lives, count = live_many(FIRST_SEED, STATES, process_count=available_cores(), told=teller)
+    lives, count = live_many(FIRST_SEED, STATES, process_count=PROCESSES, told=teller)
     print(teller.line(lives, count))
     assert count.states >= STATES
     if STATES >= 1000:

@@ -26,6 +26,7 @@ import argparse
 import asyncio
 import contextlib
 import gc
+import itertools
 import logging
 import os
 import re
@@ -34,7 +35,7 @@ import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
@@ -295,27 +296,35 @@ def live_many(
 ) -> tuple[int, Count]:
     """Live seed after seed until so many states were seen; how many lives it took, and what was seen.
 
-    `told` gets the same now and then. Raises AssertionError with the first failure.
+    `told` gets the same now and then. With one process it is this one. Raises AssertionError with the first failure.
     """
     total = Count()
     lives = 0
-    next_seed = first_seed
+    with contextlib.closing(_lived(first_seed, process_count)) as all_lived:
+        while total.states < state_count:
+            lived = next(all_lived)
+            if lived.failure is not None:
+                raise AssertionError(lived.failure)
+            lives += 1
+            total = Count(*map(sum, zip(total, lived.seen, strict=True)))
+            told(lives, total)
+    return lives, total
+
+
+def _lived(first_seed: int, process_count: int) -> Generator[Lived, None, None]:
+    """The lives from a seed on, without end, in the order of seeds."""
+    seeds = itertools.count(first_seed)
+    if process_count == 1:
+        yield from map(live_seed, seeds)
     running: deque[Future[Lived]] = deque()
     with ProcessPoolExecutor(process_count, mp_context=get_context("spawn"), initializer=_start_worker) as pool:
         try:
-            while total.states < state_count:
+            while True:
                 while len(running) < 4 * process_count:
-                    running.append(pool.submit(live_seed, next_seed))
-                    next_seed += 1
-                lived = running.popleft().result()
-                if lived.failure is not None:
-                    raise AssertionError(lived.failure)
-                lives += 1
-                total = Count(*map(sum, zip(total, lived.seen, strict=True)))
-                told(lives, total)
+                    running.append(pool.submit(live_seed, next(seeds)))
+                yield running.popleft().result()
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
-    return lives, total
 
 
 def _start_worker() -> None:

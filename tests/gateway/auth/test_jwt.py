@@ -29,13 +29,56 @@ from gateway.auth.scopes import parse_scope
 from loadtest.slowness import slowness
 
 SECRET = b"0123456789abcdef0123456789abcdef"
-RSA_KEY = rsa.generate_private_key(65537, RSA_BITS_MIN)
+
+
+def rsa_key(p: int, q: int) -> rsa.RSAPrivateKey:
+    """Of two primes that are written down here: to find some takes a tenth of a second, in each process that so much as
+    collects these tests."""
+    d = pow(65537, -1, (p - 1) * (q - 1))
+    public = rsa.RSAPublicNumbers(65537, p * q)
+    numbers = rsa.RSAPrivateNumbers(
+        p, q, d, rsa.rsa_crt_dmp1(d, p), rsa.rsa_crt_dmq1(d, q), rsa.rsa_crt_iqmp(p, q), public
+    )
+    return numbers.private_key(unsafe_skip_rsa_key_validation=True)
+
+
+RSA_KEY = rsa_key(
+    int(
+        "fb6e268850763f847f8287a69570c1ce8b2e6bb045c0c300b8be0afa5045f38d6e90af5752ea40cf8fc530522054e711fbaf"
+        "decd57a3d5255ca00ac5a449f626ea956fd64deb7ebf6947afa49868f0fca8c51cbfc1d636bdd2656171fadff3582368f78c"
+        "f394f581685b0163bcb0c541ad77bbe23c013476e3f70cd5206b59dd",
+        16,
+    ),
+    int(
+        "e07fc5152cf61b14edb2d43cc8f08a24671f4ac817fcf86c2df03d9a7dcc06a6336cc2dad441805a140cdb20ca8df79fc655"
+        "3f66ca7ada1989d8c002fe5f5bfad7db0d89f4713efcd07b54627423397d8aa933821c7db48bbab85f90017beb331778f2be"
+        "e14f3c3bb0ec5c847293e9a33f20949319e0c624da7a4550a3e26ce5",
+        16,
+    ),
+)
+STRANGER = rsa_key(
+    int(
+        "df8edb9d460c908c2e5a6ba3f79112f983f76ec2c1ac1e1b87dd6150415d6a773bb81931775b28193ce98edaf9f1900cf437"
+        "4329a5b4ca2be8ab462df268142716e182e03b5e50573954d854b9a6003adb0617e546449a137767225319b136e181f19d2d"
+        "9388cb42391d08f00e30d3bbd9f300bc47a6f0b2b70647706bb323ad",
+        16,
+    ),
+    int(
+        "d0649fa2ba2a0e83bc746af15c6187deb21c770662385c2f2c1b54f7e7b50b6506740cdb128dc2c69ab26ff262e4c111d526"
+        "e1c82f0a4f3a8c1b6272a77622c97dc4758a29f5e096b3c705e365847a84c00784ae8cfa0c0f651eb39d88ca0e80f2a43cf7"
+        "f1add8ff9be184a850f29f961e210808e7af933c3b8d96158ed09413",
+        16,
+    ),
+)
+"""A key of somebody who would like to be trusted. Its signatures are good."""
+
 EC_KEY = ec.generate_private_key(ec.SECP256R1())
 LEEWAY_MS = 30_000
 
 
-def pem(key: rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey) -> bytes:
-    return key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+def pem(key: rsa.RSAPrivateKey | rsa.RSAPublicKey | ec.EllipticCurvePrivateKey) -> bytes:
+    public = key if isinstance(key, rsa.RSAPublicKey) else key.public_key()
+    return public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
 def checker(algorithm: Algorithm, key_file: bytes) -> JwtVerifier:
@@ -73,9 +116,8 @@ def test_a_good_token_tells_who_it_is(algorithm: Algorithm, key: object, key_fil
 
 
 def test_any_key_of_the_file_will_do_and_is_named() -> None:
-    new = rsa.generate_private_key(65537, RSA_BITS_MIN)
-    both = checker("RS256", pem(RSA_KEY) + pem(new))
-    ids = {both.verify(signed(key, "RS256")).key_id for key in (RSA_KEY, new)}
+    both = checker("RS256", pem(RSA_KEY) + pem(STRANGER))
+    ids = {both.verify(signed(key, "RS256")).key_id for key in (RSA_KEY, STRANGER)}
     assert ids == both.key_ids
     assert len(ids) == 2
 
@@ -115,7 +157,7 @@ def forged(header: dict[str, object], signature: str = "") -> str:
         forged({"alg": "RS256", "jwk": {"kty": "oct", "k": "AA"}}, "AAAA"),
         forged({"alg": "RS256", "jku": "https://evil.example/keys"}, "AAAA"),
         forged({"alg": "RS256", "crit": ["x"]}, "AAAA"),
-        signed(rsa.generate_private_key(65537, RSA_BITS_MIN), "RS256"),
+        signed(STRANGER, "RS256"),
         signed(EC_KEY, "ES256"),
         "", ".", "..", "a.b.c", "\udc80", "é.é.é", "." * JWT_CHARS_MAX, "A" * (JWT_CHARS_MAX + 1),
     ],
@@ -151,7 +193,7 @@ def test_lengths_up_to_their_limits_are_fine() -> None:
 
 
 PRIVATE = RSA_KEY.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-SMALL = rsa.generate_private_key(65537, 1024)
+SMALL = rsa.RSAPublicNumbers(65537, (1 << 1023) + 1).public_key()
 OTHER_CURVE = ec.generate_private_key(ec.SECP384R1())
 
 
@@ -183,10 +225,6 @@ def test_as_many_keys_as_the_limit_are_fine() -> None:
 def jwk_of(key: rsa.RSAPrivateKey) -> dict[str, object]:
     found: dict[str, object] = orjson.loads(pyjwt.algorithms.RSAAlgorithm.to_jwk(key.public_key()))
     return found
-
-
-STRANGER = rsa.generate_private_key(65537, RSA_BITS_MIN)
-"""A key of somebody who would like to be trusted. Its signatures are good."""
 
 
 @pytest.mark.parametrize(
