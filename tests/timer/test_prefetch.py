@@ -42,7 +42,7 @@ class Looking:
         self.clock = FakeClock()
         self.log = FakeLog(self.clock)
         # What is far is not in memory, although it rolls.
-        chosen = {"roll_window_ms": 100_000} | settings
+        chosen = {"roll_window_ms": 100_000, "open_ahead_ms": 8_000} | settings
         self.timer: TimerService = make_timer(self.log, SimDisk(), self.clock, **chosen)
         self.reads: list[int] = []
         self.positions: list[int] = []
