@@ -39,8 +39,9 @@ class TimerConfig:
     expire_interval_ms: int = 600_000
     """How often timer-log files that no pending schedule needs are looked for and removed."""
 
-    open_ahead_ms: int = 3000
-    """How long before its second a slot is loaded at the latest, so that its first millisecond is on time."""
+    open_ahead_ms: int = 8000
+    """How long before its second a slot is loaded at the latest, so that its first millisecond is on time, and so that
+    its records can be made ready before. Loading a second with tens of thousands may take two."""
 
     heap_count_max: int = 400_000
     """Schedules of open slots held in memory (about 75 bytes each); the rest of a fuller slot waits on disk."""

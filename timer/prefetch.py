@@ -3,14 +3,17 @@
 Where due times are mixed within the accepted batches, every moment wants a few records of each of many entries. To read
 and check a whole entry again for each moment costs more than all else that a delivery does, and what is due would wait
 for it. So, twice a second, the schedules in memory are looked through. An entry of which something falls due within
-two seconds, and is not at hand, is read, and rows (timer/ready.py) are made of all of it that falls due within five: so
-each entry is read once in three seconds. There may be a thousand of them at a time: then they are read a few at a time,
-as slowly as there is time for it.
+three seconds, and is not at hand, is read, and rows (timer/ready.py) are made of all of it that falls due within six
+from then on: so each entry is read once in three seconds. There may be a thousand of them at a time: then they are read
+a few at a time, as slowly as half of the time until the first of their records is due allows. Entries that were read
+one after the other are used up one after the other: they are wanted all at once the first time, and not again.
 
 A delivery reads what is not at hand: what arrived since the last look, and all of it when so much is due that each
 entry is wanted for much at once. When that is many records, those are read with them that are due next in the same
-entries. While deliveries are late, nothing else is looked for ahead of them: that would only take the event loop from
-them, and the more so the more is due.
+entries. Deliveries that are a little late have no more of the event loop than before: what was not made ready
+meanwhile would stop them for longer, as they read an entry for every few records of it. When they are late by more than
+that, nothing else is looked for ahead of them: that would only take the event loop from them, and the more so the more
+is due.
 """
 
 from __future__ import annotations
@@ -24,19 +27,19 @@ from timer.items import Item, fire_key, fire_ms_of, position_of
 from timer.ready import FULL_SHARE, ROW_OVERHEAD_BYTES
 from timer.state import TimerState
 
-PREFETCH_MS = 5000
+PREFETCH_MS = 6000
 """As far ahead records are made ready,"""
 
-NEAR_MS = 2000
-"""when something of their entry falls due so soon. It looks again after a quarter of that."""
+NEAR_MS = 3000
+"""when something of their entry falls due so soon. It looks again after a sixth of that."""
 
-PREFETCH_RECORDS_MAX = 100_000
+PREFETCH_RECORDS_MAX = 120_000
 """With more due so soon, it looks half as far ahead, and half as far again."""
 
 PREFETCH_INTERVAL_MS_MIN = 50
 """How often it looks when much is due."""
 
-LATE_MS = 100
+LATE_MS = 2000
 """Deliveries that are later than this have the event loop for themselves."""
 
 LOOKED_COUNT = 1024
@@ -95,7 +98,7 @@ class Prefetch:
         """Prefetch until cancelled. Raises StoreStopped."""
         while True:
             near_ms = await self.step()
-            await asyncio.sleep(max(PREFETCH_INTERVAL_MS_MIN, near_ms // 4) / 1000)
+            await asyncio.sleep(max(PREFETCH_INTERVAL_MS_MIN, near_ms // 6) / 1000)
 
     async def step(self) -> int:
         """Look once, and read what is not at hand; return how many ms ahead all of it is. Raises StoreStopped."""
@@ -110,17 +113,23 @@ class Prefetch:
         near = await self._missing(state.open.due_before(now_ms + 1 + soon.near_ms))
         if not near:
             return soon.near_ms
-        due = await self._missing(state.open.due_before(now_ms + 1 + soon.ahead_ms))
+        # An entry's records are made ready up to so far ahead of when it is read, and it is read again when those are
+        # used up. So entries that were read one after the other stay apart, and are not all wanted at once again.
+        due = await self._missing(state.open.due_before(now_ms + 1 + soon.ahead_ms + soon.near_ms))
         wanted = await items_of(state, due, set(map(position_of, near)))
         entries = sorted((min(items), position) for position, items in wanted.items())
         pieces = [entries[at : at + READ_ENTRIES] for at in range(0, len(entries), READ_ENTRIES)]
         for number, piece in enumerate(pieces):
             if number:
-                slack_ms = fire_ms_of(piece[0][0]) - state.clock.now_ms() - soon.near_ms // 4
+                slack_ms = fire_ms_of(piece[0][0]) - state.clock.now_ms() - soon.near_ms // 2
                 await asyncio.sleep(max(0.0, min(slack_ms / 1000 / (len(pieces) - number), _REST_S_MAX)))
-            if state.clock.now_ms() > now_ms + soon.near_ms or state.ready.is_full:
-                break  # it is too slow, and what is left is due; or records are larger than those before
-            some = {position: wanted[position] for _, position in piece}
+            read_ms = state.clock.now_ms()
+            if read_ms > now_ms + soon.near_ms:
+                return 0  # it is too slow: what is left is due
+            if state.ready.is_full:
+                break  # records are larger than those before
+            until = fire_key(read_ms + 1 + soon.ahead_ms)
+            some = {position: [item for item in wanted[position] if item < until] for _, position in piece}
             while some:
                 for position in list(islice(some, await state.ready.read_ahead(some))):
                     del some[position]

@@ -224,7 +224,8 @@ def make_timer(
     run_blocking: RunBlocking = run_inline, **settings: int,
 ) -> TimerService:  # fmt: skip
     """A timer over fakes. Rolls already after ten seconds unless told otherwise."""
-    chosen = {"roll_window_ms": 10_000, "timer_log_file_units": 64} | settings
+    # A record rolls from the end of what is open on, which so short a window must not be.
+    chosen = {"roll_window_ms": 10_000, "open_ahead_ms": 3_000, "timer_log_file_units": 64} | settings
     config = TimerConfig(root=ROOT, **chosen)
     key_index = key_index or FakeKeyIndex()
     return TimerService(

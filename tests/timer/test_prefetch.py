@@ -41,7 +41,9 @@ class Looking:
     def __init__(self, **settings: int) -> None:
         self.clock = FakeClock()
         self.log = FakeLog(self.clock)
-        self.timer: TimerService = make_timer(self.log, SimDisk(), self.clock, **settings)
+        # What is far is not in memory, although it rolls.
+        chosen = {"roll_window_ms": 100_000, "open_ahead_ms": 8_000} | settings
+        self.timer: TimerService = make_timer(self.log, SimDisk(), self.clock, **chosen)
         self.reads: list[int] = []
         self.positions: list[int] = []
         self.items: list[list[Item]] = []
@@ -103,14 +105,24 @@ async def test_an_entry_is_read_again_when_what_is_due_soon_is_not_at_hand() -> 
         looking.clock.step(step_ms)
         while await looking.timer._firing.go():
             pass
-    assert reads == [1, 1, 1, 1, 2, 2, 2, 2, 2]
+    assert reads == [1, 1, 1, 2, 2, 2]
     assert len(looking.log.delivered()) == end_ms // 100
     assert len(looking.reads) == 2, "no delivery had to read"
 
 
+async def test_what_is_due_next_is_looked_for_although_deliveries_are_a_little_late() -> None:
+    """Else it is not at hand when they have caught up, and they are late again for it."""
+    looking = Looking()
+    await looking.accept(0, LATE_MS + NEAR_MS)
+    ahead = await looking.start()
+    looking.clock.step(LATE_MS)
+    assert await ahead.step() == NEAR_MS
+    assert looking.at_hand(0, 2) == [0, 1]
+
+
 async def test_nothing_is_looked_for_while_deliveries_are_late() -> None:
     looking = Looking()
-    await looking.accept(0, 4 * LATE_MS)
+    await looking.accept(0, LATE_MS + NEAR_MS)
     ahead = await looking.start()
     looking.clock.step(LATE_MS + 1)
     assert await ahead.step() == 0
@@ -273,6 +285,25 @@ async def test_others_have_their_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rests == list(range(READ_ENTRIES, entry_count, READ_ENTRIES)), "it rests while it reads"
 
 
+async def test_what_is_read_later_is_made_ready_as_much_further(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So entries that were read one after the other are not wanted again all at once."""
+    looking = Looking(open_ahead_ms=2 * PREFETCH_MS)
+    rest_ms = 300
+    due_ms = [1, PREFETCH_MS, PREFETCH_MS + 1, PREFETCH_MS + rest_ms, PREFETCH_MS + rest_ms + 1]
+    for _ in range(2 * READ_ENTRIES):
+        await looking.accept(*due_ms)
+    ahead = await looking.start()
+
+    async def rest(delay_s: float) -> None:
+        if isinstance(delay_s, float):  # else it yields
+            looking.clock.step(rest_ms)
+
+    monkeypatch.setattr("timer.prefetch.asyncio.sleep", rest)
+    assert await ahead.step() == NEAR_MS
+    assert looking.at_hand(0, 5) == [0, 1]
+    assert looking.at_hand(READ_ENTRIES, 5) == [0, 1, 2, 3]
+
+
 async def test_it_leaves_what_is_due_to_those_who_deliver(monkeypatch: pytest.MonkeyPatch) -> None:
     looking = Looking()
     for _ in range(3 * READ_ENTRIES):
@@ -284,7 +315,7 @@ async def test_it_leaves_what_is_due_to_those_who_deliver(monkeypatch: pytest.Mo
             looking.clock.step(NEAR_MS + 1)
 
     monkeypatch.setattr("timer.prefetch.asyncio.sleep", rest)
-    await ahead.step()
+    assert await ahead.step() == 0, "it looks again at once"
     assert len(looking.reads) == READ_ENTRIES
 
 
@@ -313,8 +344,8 @@ async def test_a_stopped_store_ends_it() -> None:
         await ahead.run()
 
 
-@pytest.mark.parametrize(("count", "interval_ms"), [(3, NEAR_MS // 4), (41, PREFETCH_INTERVAL_MS_MIN)])
-async def test_it_looks_some_four_times_a_second_and_more_often_when_much_is_due(
+@pytest.mark.parametrize(("count", "interval_ms"), [(3, NEAR_MS // 6), (41, PREFETCH_INTERVAL_MS_MIN)])
+async def test_it_looks_twice_a_second_and_more_often_when_much_is_due(
     count: int, interval_ms: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("timer.prefetch.PREFETCH_RECORDS_MAX", 40)
