@@ -71,15 +71,13 @@ class Outbox:
 
     async def put(self, frame: bytes) -> None:
         """Queue a frame. Returns when it is queued, not when it is sent. Raises OutboxClosed."""
-        await self._enqueue(frame, False, None)
+        if not await self._has_written(frame, False):
+            await self._enqueue(frame, False, None)
 
     async def send(self, frame: bytes, *, is_binary: bool = False) -> None:
         """Queue a frame and wait until the transport has taken it. Raises OutboxClosed."""
-        is_next = not self._frames and not self._turn.locked() and not self._is_closed
-        if is_next and frame and self._takes_at_once(len(frame)):
-            with suppress(OSError):  # the writer meets it too, and ends the connection
-                await self._write(frame, is_binary)
-                return
+        if await self._has_written(frame, is_binary):
+            return
         taken = asyncio.get_running_loop().create_future()
         await self._enqueue(frame, is_binary, taken)
         await taken
@@ -97,6 +95,15 @@ class Outbox:
                 taken.set_exception(OutboxClosed())
         self._frames.clear()
         self._wait_for(-self._waiting_bytes)
+
+    async def _has_written(self, frame: bytes, is_binary: bool) -> bool:
+        """Write a frame that the transport takes at once, if nothing is before it; whether it was."""
+        is_next = not self._frames and not self._turn.locked() and not self._is_closed
+        if is_next and frame and self._takes_at_once(len(frame)):
+            with suppress(OSError):  # the writer meets it too, and ends the connection
+                await self._write(frame, is_binary)
+                return True
+        return False
 
     async def _write_all(self) -> None:
         """Write what is queued. Raises Closing: nothing more is written then."""
