@@ -71,6 +71,7 @@ class Goes(Generic[Key, Asked, Answer]):
 
     async def _write_all(self, key: Key) -> None:
         try:
+            await asyncio.sleep(0)  # with those that have arrived meanwhile: a turn costs less than a go
             while waiting := [call for call in self._waiting.pop(key, ()) if not call[2].done()]:
                 going = self._take(key, waiting)
                 try:
