@@ -47,13 +47,16 @@ class Goes(Generic[Key, Asked, Answer]):
         calls_max: int,
         count_of: Callable[[Asked], int] = lambda _: 1,
         undo: Callable[[Key, Answer], Awaitable[None]] | None = None,
+        gathers: bool = False,
     ) -> None:
         """`calls_max`: in one go, each counted as so many by `count_of`. `undo`: what was done for a caller that was
-        cancelled meanwhile, before the next go."""
+        cancelled meanwhile, before the next go. `gathers`: the first go waits a turn of the event loop for those that
+        have arrived meanwhile, which costs less than a go more."""
         self._write = write
         self._calls_max = calls_max
         self._count_of = count_of
         self._undo = undo
+        self._gathers = gathers
         self._waiting: dict[Key, list[_Call[Asked, Answer]]] = {}
         self._writing: dict[Key, asyncio.Task[None]] = {}
 
@@ -71,7 +74,8 @@ class Goes(Generic[Key, Asked, Answer]):
 
     async def _write_all(self, key: Key) -> None:
         try:
-            await asyncio.sleep(0)  # with those that have arrived meanwhile: a turn costs less than a go
+            if self._gathers:
+                await asyncio.sleep(0)
             while waiting := [call for call in self._waiting.pop(key, ()) if not call[2].done()]:
                 going = self._take(key, waiting)
                 try:

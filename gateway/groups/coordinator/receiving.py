@@ -217,6 +217,7 @@ class Receiving:
             calls_max=TOGETHER_RECORDS_MAX,
             count_of=lambda request: request.max_messages,
             undo=lambda key, answer: self._give_back_all(key[0], answer[1].runs),
+            gathers=True,
         )
         self._next_lane: dict[str, int] = {}
         self._starved: set[str] = set()  # groups in which a receive found a bound reached
