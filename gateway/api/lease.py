@@ -13,7 +13,6 @@ Invariants
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from itertools import repeat
 from typing import NamedTuple
 
@@ -44,65 +43,94 @@ class Lease(NamedTuple):
     byte_count: int
 
 
-_lease = partial(tuple.__new__, Lease)  # a NamedTuple's own constructor takes twice as long
+class _Piece(NamedTuple):
+    """What the leases of records that went out together in one frame have in common. `offset`, `sizes`: of the first
+    record, and of each; `newest`: the newest receipt, of a lease that was extended, which is a piece of its own."""
+
+    place: str
+    partition: int
+    offset: int
+    until_ms: int
+    frame: int
+    sizes: Sequence[int] | None
+    newest: str | None = None
+
+    def lease(self, index: int, first: str) -> Lease:
+        """One of them, by its index and its first receipt."""
+        return Lease(
+            self.place, self.partition, self.offset + index, self.until_ms, self.newest or first, self.frame,
+            self.size(index),
+        )  # fmt: skip
+
+    def size(self, index: int) -> int:
+        return 0 if self.sizes is None else self.sizes[index]
+
+
+_Held = tuple[_Piece, int]
+"""A lease: its piece, and its index there."""
 
 
 class Leases:
-    """The records of one consumer. `on_done` is told those that were settled, or whose leases are over, together."""
+    """The records of one consumer. `on_done` is told of those that were settled, or whose leases are over, together:
+    how many, and their bytes."""
 
-    def __init__(self, on_done: Callable[[Sequence[Lease]], object], consumer: str = "") -> None:
+    def __init__(self, on_done: Callable[[int, int], object], consumer: str = "") -> None:
         self._on_done = on_done
         self.consumer = consumer
         """Its name, for people who look."""
 
-        self._leases: dict[str, Lease] = {}  # by their first receipts
-        self._first_of: dict[str, str] = {}  # first receipt by the newest, of those that were extended
+        self._leases: dict[str, _Held] = {}  # by their first receipts
+        self._first_of: dict[str | None, str] = {}  # first receipt by the newest, of those that were extended
         self.next_end_ms = _NEVER_MS
         """No lease ends before."""
 
     def __len__(self) -> int:
         return len(self._leases)
 
-    def took(self, runs: Sequence[Run], sizes: Iterable[int] | None = None, frame: int = 0) -> None:
+    def took(self, runs: Sequence[Run], sizes: Sequence[int] | None = None, frame: int = 0) -> None:
         """These go out, in this frame; `sizes`: the bytes of each record, where they count."""
-        rest = repeat(0) if sizes is None else iter(sizes)
+        at = 0
         for run in runs:
             place, first, receipts = run.topic, run.offset, run.receipts
             if run.queue_offset is not None:
                 place, first = place_name(place, run.queue), run.queue_offset
-            rows = zip(
-                repeat(place), repeat(run.partition), range(first, first + len(receipts)), repeat(run.until_ms),
-                receipts, repeat(frame), rest, strict=False,
-            )  # fmt: skip
-            self._leases.update(zip(receipts, map(_lease, rows), strict=True))
+            end = at + len(receipts)
+            own = None if sizes is None else sizes[at:end]
+            piece = _Piece(place, run.partition, first, run.until_ms, frame, own)
+            self._leases.update(zip(receipts, zip(repeat(piece), range(end - at)), strict=True))
             self.next_end_ms = min(self.next_end_ms, run.until_ms)
+            at = end
 
     def settled(self, results: Sequence[Settled]) -> Sequence[Settled]:
         """Receipts were settled, or found over. Returns those of them that are not here."""
         if isinstance(results, Accepted) and not self._first_of:
-            return self._accepted(results.receipts)
+            return self._accepted(results)
         others: list[Settled] = []
-        done: list[Lease] = []
+        done: list[_Held] = []
         first_of = self._first_of
         for result in results:
             is_over = result.ok or result.error_code == LEASE_OVER
-            lease = self._drop(first_of.get(result.receipt, result.receipt)) if is_over else None
-            if lease is None:
+            held = self._drop(first_of.get(result.receipt, result.receipt)) if is_over else None
+            if held is None:
                 others.append(result)
             else:
-                done.append(lease)
-        if done:
-            self._on_done(done)
+                done.append(held)
+        self._tell(done)
         return others
 
-    def _accepted(self, receipts: Sequence[str]) -> Sequence[Settled]:
+    def _accepted(self, results: Accepted) -> Sequence[Settled]:
         """All of these were settled, and no lease was extended."""
-        found = [(receipt, self._leases.pop(receipt, None)) for receipt in receipts]
-        if done := [lease for _, lease in found if lease is not None]:
-            self._on_done(done)
-        if len(done) == len(found):
+        receipts, take = results.receipts, self._leases.pop
+        found = [take(receipt, None) for receipt in receipts]
+        self._tell([held for held in found if held is not None])
+        if None not in found:
             return ()
-        return Accepted([receipt for receipt, lease in found if lease is None])
+        return Accepted([receipt for receipt, held in zip(receipts, found, strict=True) if held is None])
+
+    def _tell(self, done: Sequence[_Held]) -> None:
+        """These have left."""
+        if done:
+            self._on_done(len(done), sum([piece.sizes[index] for piece, index in done if piece.sizes is not None]))
 
     def extended(self, results: Iterable[Settled], until_ms: int) -> list[Settled]:
         """Leases go on until then, or were found over. Returns those of them that are not here."""
@@ -112,48 +140,51 @@ class Leases:
                 others += self.settled([result])
                 continue
             first = self._first_of.pop(result.receipt, result.receipt)
-            if (lease := self._leases.get(first)) is None:
+            if (held := self._leases.get(first)) is None:
                 others.append(result)
                 continue
-            self._first_of.pop(lease.receipt, None)
-            self._leases[first] = lease._replace(until_ms=until_ms, receipt=result.new_receipt)
+            piece, index = held
+            self._first_of.pop(piece.newest, None)
+            extended = _Piece(
+                piece.place, piece.partition, piece.offset + index, until_ms, piece.frame, [piece.size(index)],
+                result.new_receipt,
+            )  # fmt: skip
+            self._leases[first] = extended, 0
             self._first_of[result.new_receipt] = first
             self.next_end_ms = min(self.next_end_ms, until_ms)
         return others
 
     def receipts(self) -> list[str]:
         """Their receipts, first ones and newest."""
-        return [*self._leases, *self._first_of]
+        return [*self._leases, *filter(None, self._first_of)]
 
     def up_to(self, place: str, partition: int, offset: int) -> list[str]:
         """The receipts of a partition's records, or of its light queue's, up to and including this offset."""
         return [
-            lease.receipt
-            for lease in self._leases.values()
-            if lease.offset <= offset and (lease.place, lease.partition) == (place, partition)
+            piece.newest or first
+            for first, (piece, index) in self._leases.items()
+            if piece.offset + index <= offset and (piece.place, piece.partition) == (place, partition)
         ]
 
     def sweep(self, now_ms: int) -> None:
         """Let go of those whose leases are over."""
         if now_ms >= self.next_end_ms:
-            over = [receipt for receipt, lease in self._leases.items() if lease.until_ms <= now_ms]
-            if done := [lease for receipt in over if (lease := self._drop(receipt)) is not None]:
-                self._on_done(done)
-            self.next_end_ms = min((lease.until_ms for lease in self._leases.values()), default=_NEVER_MS)
+            over = [receipt for receipt, (piece, _) in self._leases.items() if piece.until_ms <= now_ms]
+            self._tell([held for receipt in over if (held := self._drop(receipt)) is not None])
+            self.next_end_ms = min((piece.until_ms for piece, _ in self._leases.values()), default=_NEVER_MS)
 
     def take_after(self, frame: int) -> list[Lease]:
         """Take out, and return, those of later frames; `on_done` is not told."""
-        taken = {first: lease for first, lease in self._leases.items() if lease.frame > frame}
-        for first, lease in taken.items():
-            del self._leases[first]
-            self._first_of.pop(lease.receipt, None)
-        return list(taken.values())
+        taken = {first: held for first, held in self._leases.items() if held[0].frame > frame}
+        for first in taken:
+            self._drop(first)
+        return [piece.lease(index, first) for first, (piece, index) in taken.items()]
 
-    def _drop(self, first: str) -> Lease | None:
-        lease = self._leases.pop(first, None)
-        if lease is not None and self._first_of:
-            self._first_of.pop(lease.receipt, None)
-        return lease
+    def _drop(self, first: str) -> _Held | None:
+        held = self._leases.pop(first, None)
+        if held is not None and self._first_of:
+            self._first_of.pop(held[0].newest, None)
+        return held
 
 
 class AllLeases:
@@ -202,8 +233,11 @@ class AllLeases:
         if not consumers:
             self._by_group.pop(group, None)
 
-    def settled(self, group: str, results: Sequence[Settled]) -> None:
-        """Receipts were settled, or found over. Each belongs to one consumer at most."""
+    def settled(self, group: str, results: Sequence[Settled], own: Leases | None = None) -> None:
+        """Receipts were settled, or found over. Each belongs to one consumer at most. `own`: the ledger that is asked
+        before all others."""
+        if own is not None:
+            results = own.settled(results)
         if results and group in self._pollers:
             results = self._pollers[group].settled(results)
         for leases in self._by_group.get(group, ()):
@@ -249,7 +283,7 @@ async def settle(
             results = await groups.extend(group, receipts, wanted.invisible_ms)
             until_ms = clock.now_ms() + wanted.invisible_ms
     if until_ms is None:
-        everything.settled(group, results if own is None else own.settled(results))
+        everything.settled(group, results, own)
     else:
         everything.extended(group, results if own is None else own.extended(results, until_ms), until_ms)
     return results

@@ -16,7 +16,7 @@ from gateway.api.producer import BatchReceipt, Receipt
 from gateway.codec.message_ids import MessageId
 from gateway.codec.records import are_shown_plainly, render_parts
 from gateway.codec.texts import as_json_strings, filled
-from gateway.groups.protocol import Accepted, Delivered, Run, Settled
+from gateway.groups.protocol import Accepted, Delivered, PlainRecords, RecordShown, Run, Settled
 
 _HEADERS_OF = attrgetter("headers")
 _KEY_OF = attrgetter("key")
@@ -91,22 +91,37 @@ def filled_in(template: Template, run: Run, separator: bytes) -> bytes | None:
     needed. What plain records have in common is written once: to make an object of each would be a third of what
     handing records out costs. Plain are those of which key and value are known to be JSON, or are so at one look at all
     of them, without headers, and of no light queue."""
-    records = run.records
-    if run.queue is not None or any(map(_HEADERS_OF, records)):
+    if run.queue is not None or (found := _columns_of(run.records)) is None:
         return None
-    keys, values = list(map(_KEY_OF, records)), list(map(_VALUE_OF, records))
-    if not are_shown_plainly(keys, values, json_values=run.json_values, raw_keys=run.raw_keys):
+    keys, values, timestamps = found
+    count = len(values)
+    if not are_shown_plainly(keys or (), values, json_values=run.json_values, raw_keys=run.raw_keys):
         return None
-    shown_keys, quote = as_json_strings(keys) if run.raw_keys else (keys, b"")
     columns: dict[str, Sequence[object]] = {
-        "offset": range(run.offset, run.offset + len(records)),
-        "key": [b"null" if key is None else b"%b%b%b" % (quote, key, quote) for key in shown_keys],
-        "value": [b"null" if value is None else value for value in values],
-        "timestamp": list(map(_TIMESTAMP_OF, records)),
+        "offset": range(run.offset, run.offset + count),
+        "key": [b"null"] * count if keys is None else _keys_shown(keys, raw_keys=run.raw_keys),
+        "value": [b"null" if value is None else value for value in values] if None in values else values,
+        "timestamp": timestamps,
         "receipt": "\n".join(run.receipts).encode().split(b"\n"),
     }
     text, names = template
     return filled(text, [columns[name] for name in names], separator)
+
+
+def _columns_of(
+    records: Sequence[RecordShown],
+) -> tuple[Sequence[bytes | None] | None, Sequence[bytes | None], Sequence[int]] | None:
+    """Keys (None: there are none), values and timestamps; None where one has headers."""
+    if isinstance(records, PlainRecords):
+        return records.keys, records.values, [records.timestamp] * len(records)
+    if any(map(_HEADERS_OF, records)):
+        return None
+    return list(map(_KEY_OF, records)), list(map(_VALUE_OF, records)), list(map(_TIMESTAMP_OF, records))
+
+
+def _keys_shown(keys: Sequence[bytes | None], *, raw_keys: bool) -> list[bytes]:
+    shown, quote = as_json_strings(keys) if raw_keys else (keys, b"")
+    return [b"null" if key is None else b"%b%b%b" % (quote, key, quote) for key in shown]
 
 
 def delivered_as_list(runs: Sequence[Run], topic_id_of: Callable[[str], int | None]) -> bytes:

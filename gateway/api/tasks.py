@@ -2,6 +2,7 @@
 
 start    runs until it ends or its owner does: then it is cancelled        pushing, heartbeats
 finish   what must not be left half done: its owner waits for it           commits, giving leases back, leaving
+hold     the same of what needs no task: a future                          acks
 whole    `finish`, and wait for it; who waits may be cancelled, the work is not
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 FINISH_TIMEOUT_S = 10.0
 """How long `close` waits for what is to be finished."""
@@ -38,7 +39,7 @@ class Tasks:
 
     def __init__(self, on_failure: Callable[[BaseException], None]) -> None:
         self._on_failure = on_failure
-        self._tasks: dict[asyncio.Task[None], bool] = {}  # the value: is to be finished
+        self._tasks: dict[asyncio.Future[Any], bool] = {}  # the value: is to be finished
 
     def start(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
         """Run `work` until it ends or `close` is called."""
@@ -47,6 +48,11 @@ class Tasks:
     def finish(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
         """Run `work` to its end; `close` waits for it."""
         return self._add(work, is_to_finish=True)
+
+    def hold(self, work: asyncio.Future[Any]) -> None:
+        """`close` waits for what goes on by itself, and whose failure others hear of."""
+        self._tasks[work] = True
+        work.add_done_callback(self._tasks.pop)
 
     async def whole(
         self, work: Awaitable[T], *, unheard: Callable[[], Coroutine[object, object, None]] | None = None
@@ -82,7 +88,7 @@ class Tasks:
                     task.cancel()
             await asyncio.wait(finishing, timeout=max(left_s, 1.0))
 
-    def _others(self, *, is_to_finish: bool) -> list[asyncio.Task[None]]:
+    def _others(self, *, is_to_finish: bool) -> list[asyncio.Future[Any]]:
         own = asyncio.current_task()
         return [task for task, finishes in self._tasks.items() if finishes is is_to_finish and task is not own]
 

@@ -11,9 +11,9 @@ What is durable on return is said at each method. Nothing here does I/O.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, repeat
 from typing import Literal, NamedTuple, Protocol, overload
 
 from gateway.codec.tags import MESSAGE_GROUP_HEADER, TAG_HEADER, text_of
@@ -262,6 +262,55 @@ class RecordShown(Protocol):
     def timestamp(self) -> int:
         """Event time, epoch ms."""
         ...
+
+
+class PlainRecord(NamedTuple):
+    """One of `PlainRecords`."""
+
+    offset: int
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+    timestamp: int
+
+
+class PlainRecords(Sequence[PlainRecord]):
+    """Records one behind the other, without headers and of one time, by columns: there is an object for one only when
+    somebody looks at it. `keys` None: none has one."""
+
+    __slots__ = ("keys", "offset", "timestamp", "values")
+
+    def __init__(
+        self, offset: int, keys: Sequence[bytes | None] | None, values: Sequence[bytes | None], timestamp: int
+    ) -> None:
+        """`offset`: of the first one."""
+        self.offset = offset
+        self.keys = keys
+        self.values = values
+        self.timestamp = timestamp
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @overload
+    def __getitem__(self, index: int) -> PlainRecord: ...
+    @overload
+    def __getitem__(self, index: slice) -> PlainRecords: ...
+    def __getitem__(self, index: int | slice) -> PlainRecord | PlainRecords:
+        keys = self.keys
+        if isinstance(index, slice):
+            first, _, step = index.indices(len(self.values))
+            assert step == 1, "they lie one behind the other"
+            own_keys = None if keys is None else keys[index]
+            return PlainRecords(self.offset + first, own_keys, self.values[index], self.timestamp)
+        at = range(len(self.values))[index]
+        key = None if keys is None else keys[at]
+        return PlainRecord(self.offset + at, key, self.values[at], [], self.timestamp)
+
+    def __iter__(self) -> Iterator[PlainRecord]:
+        keys = repeat(None) if self.keys is None else self.keys
+        for offset, (key, value) in enumerate(zip(keys, self.values, strict=False), self.offset):
+            yield PlainRecord(offset, key, value, [], self.timestamp)
 
 
 class Run(NamedTuple):
@@ -606,8 +655,16 @@ class Groups(Protocol):
         Raises IllegalRequest, GroupFull (in-flight limits), UnknownQueue."""
         ...
 
-    async def ack(self, group: str, receipts: Sequence[str]) -> Sequence[Settled]:
-        """Done with these; durable on return. Acking twice is fine."""
+    def begin_receive(self, group: str, request: Receive, told: Callable[[Received | None], None]) -> bool:
+        """Lease new records together with other receives, without a task for each. Whether it was begun; if not,
+        `receive` is to be asked. `told`, which raises nothing, gets what was leased, and has to give it back where it
+        cannot be used; None: there may be some that are not found this way, or it was refused: `receive` is to be
+        asked. Raises IllegalRequest."""
+        ...
+
+    def ack(self, group: str, receipts: Sequence[str]) -> Awaitable[Sequence[Settled]]:
+        """Done with these; durable when it is awaited, and written whether or not anybody goes on waiting. Acking twice
+        is fine."""
         ...
 
     async def ack_up_to(self, group: str, topic_partition: TopicPartition, offset: int) -> int:

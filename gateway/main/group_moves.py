@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
@@ -24,7 +24,7 @@ from gateway.groups.coordinator.service import Coordinator
 from gateway.groups.machines.broadcast import group_of
 from gateway.groups.machines.errors import GroupElsewhere, GroupError, GroupUnowned
 from gateway.groups.machines.membership import Share
-from gateway.groups.protocol import LightOffsets, MemberKey
+from gateway.groups.protocol import LightOffsets, MemberKey, Receive, Received
 from store.errors import BrokerLacks, Overloaded, StoreError
 from store.uncancelled import to_its_end
 
@@ -199,6 +199,13 @@ class OwnGroups:
         self._groups.belonging.check(group)
         return self._groups.heartbeat(group, member)
 
+    def begin_receive(self, group: str, request: Receive, told: Callable[[Received | None], None]) -> bool:
+        """See `Groups.begin_receive`. Of a group without an owner it begins nothing: `receive` makes it this node's."""
+        if self._node.owner(GROUPS, group) is None:
+            return False
+        self._groups.belonging.check(group)
+        return self._groups.begin_receive(group, request, told)
+
     def _beginning(self, method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
         checked = self._using(method)
 
@@ -212,7 +219,7 @@ class OwnGroups:
 
         return begun
 
-    def _using(self, method: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+    def _using(self, method: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
         check = self._groups.belonging.check
 
         async def checked(*arguments: P.args, **named: P.kwargs) -> T:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Sequence
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 TOLD_A_TURN = 50
 """Callers that get their answers in one turn of the event loop: each goes on with some 0.1 ms of work."""
@@ -13,6 +13,27 @@ TOLD_A_TURN = 50
 Key = TypeVar("Key", bound=Hashable)
 Asked = TypeVar("Asked")
 Answer = TypeVar("Answer")
+Told = TypeVar("Told", contravariant=True)
+
+
+class Caller(Protocol[Told]):
+    """Who is told of the answer to a call: a future, or who needs none."""
+
+    def done(self) -> bool:
+        """Whether it waits no more."""
+        ...
+
+    def set_result(self, answer: Told, /) -> None:
+        """Told in the turn of the event loop in which the go ended. Raises nothing."""
+        ...
+
+    def set_exception(self, error: Exception, /) -> None:
+        """Likewise."""
+        ...
+
+
+_Call = tuple[str | None, Asked, Caller[Answer]]
+"""Of which member, what it asks for, and who is told."""
 
 
 class Goes(Generic[Key, Asked, Answer]):
@@ -26,30 +47,35 @@ class Goes(Generic[Key, Asked, Answer]):
         calls_max: int,
         count_of: Callable[[Asked], int] = lambda _: 1,
         undo: Callable[[Key, Answer], Awaitable[None]] | None = None,
+        gathers: bool = False,
     ) -> None:
         """`calls_max`: in one go, each counted as so many by `count_of`. `undo`: what was done for a caller that was
-        cancelled meanwhile, before the next go."""
+        cancelled meanwhile, before the next go. `gathers`: the first go waits a turn of the event loop for those that
+        have arrived meanwhile, which costs less than a go more."""
         self._write = write
         self._calls_max = calls_max
         self._count_of = count_of
         self._undo = undo
-        self._waiting: dict[Key, list[tuple[str | None, Asked, asyncio.Future[Answer]]]] = {}
+        self._gathers = gathers
+        self._waiting: dict[Key, list[_Call[Asked, Answer]]] = {}
         self._writing: dict[Key, asyncio.Task[None]] = {}
 
     async def ask(self, key: Key, member_id: str, asked: Asked) -> Answer:
         """Have a call of a member done. Raises what `write` raises, for all of a go or for this one."""
-        return await self.begin(key, member_id, asked)
-
-    def begin(self, key: Key, member_id: str | None, asked: Asked) -> asyncio.Future[Answer]:
-        """The same, to be waited for. None: of no member, so that others of the same may be in one go with it."""
         told: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        self.begin(key, member_id, asked, told)
+        return await told
+
+    def begin(self, key: Key, member_id: str | None, asked: Asked, told: Caller[Answer]) -> None:
+        """The same, for who is told of it. None: of no member, so that others of the same may be in one go with it."""
         self._waiting.setdefault(key, []).append((member_id, asked, told))
         if key not in self._writing:
             self._writing[key] = asyncio.create_task(self._write_all(key), name="groups calls")
-        return told
 
     async def _write_all(self, key: Key) -> None:
         try:
+            if self._gathers:
+                await asyncio.sleep(0)
             while waiting := [call for call in self._waiting.pop(key, ()) if not call[2].done()]:
                 going = self._take(key, waiting)
                 try:
@@ -69,11 +95,9 @@ class Goes(Generic[Key, Asked, Answer]):
         finally:
             del self._writing[key]
 
-    def _take(
-        self, key: Key, waiting: Sequence[tuple[str | None, Asked, asyncio.Future[Answer]]]
-    ) -> list[tuple[Asked, asyncio.Future[Answer]]]:
+    def _take(self, key: Key, waiting: Sequence[_Call[Asked, Answer]]) -> list[tuple[Asked, Caller[Answer]]]:
         """What goes now; the rest waits for the next go."""
-        going: list[tuple[Asked, asyncio.Future[Answer]]] = []
+        going: list[tuple[Asked, Caller[Answer]]] = []
         members: set[str] = set()
         count = 0
         for call in waiting:

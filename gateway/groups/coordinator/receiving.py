@@ -151,6 +151,32 @@ class _Asking:
     bytes_left: int
 
 
+class _Told:
+    """Who is told of what a go has leased to it, without a future; see `goes.Caller`."""
+
+    __slots__ = ("_tell",)
+
+    def __init__(self, tell: Callable[[Received | None], None]) -> None:
+        self._tell = tell
+
+    def done(self) -> bool:
+        return False
+
+    def set_result(self, answer: tuple[Topics, _Round]) -> None:
+        _, found = answer
+        is_all = found.runs or not (found.promising or found.away or found.is_full or found.other_backlog)
+        self._call(Received(tuple(found.runs), found.backlog or 0) if is_all else None)
+
+    def set_exception(self, error: Exception) -> None:
+        self._call(None)
+
+    def _call(self, received: Received | None) -> None:
+        try:
+            self._tell(received)
+        except Exception:  # of one; the others of the go wait for their answers
+            log.exception("who receives failed when told of it")
+
+
 class _Shown(NamedTuple):
     """A record with the headers that its consumer sees."""
 
@@ -191,6 +217,7 @@ class Receiving:
             calls_max=TOGETHER_RECORDS_MAX,
             count_of=lambda request: request.max_messages,
             undo=lambda key, answer: self._give_back_all(key[0], answer[1].runs),
+            gathers=True,
         )
         self._next_lane: dict[str, int] = {}
         self._starved: set[str] = set()  # groups in which a receive found a bound reached
@@ -220,6 +247,14 @@ class Receiving:
             and context.topic_name(key.topic_id) == retry_topic(group)
         ):
             context.leases_changed.happened(group)
+
+    def begin(self, group: str, request: Receive, told: Callable[[Received | None], None]) -> bool:
+        """See `Groups.begin_receive`."""
+        self._check(group, request)
+        if not self._is_shared(group, request):
+            return False
+        self._goes.begin((group, request.topics), None, request, _Told(told))
+        return True
 
     async def receive(self, group: str, request: Receive) -> Received:
         """See `Groups.receive`."""
@@ -435,7 +470,8 @@ class Receiving:
 
     async def _round_with_others(self, group: str, request: Receive) -> tuple[Topics, _Round]:
         """What the receive got in a go with others. It may have got nothing although there is something."""
-        told = self._goes.begin((group, request.topics), None, request)
+        told: asyncio.Future[tuple[Topics, _Round]] = asyncio.get_running_loop().create_future()
+        self._goes.begin((group, request.topics), None, request, told)
         try:
             return await told
         except asyncio.CancelledError:
@@ -448,8 +484,9 @@ class Receiving:
     ) -> list[tuple[Topics, _Round] | Exception]:
         """A round of several receives from the same topics. All partitions are looked at once. Of those in which there
         are new records and nothing else, as many as are needed are leased from in one write, as if the receives came
-        one after the other. To where something is due again, or another one is at it, one is sent by itself. Raises
-        as `_topics`."""
+        one after the other. To where something is due again one is sent by itself. Those at which others are (an ack
+        that is being written, mostly) are left alone while there is enough elsewhere; when they are all there is, the
+        receives wait for them together. Raises as `_topics`."""
         group, _ = key
         topics = await self._topics(group, requests[0])
         looked = _Round()
@@ -457,11 +494,14 @@ class Receiving:
         asking = [_Asking(_Round(), request, request.max_messages, request.max_bytes) for request in requests]
         rounds = [one.done for one in asking]
         lanes: list[Lane] = []
-        wanted_count = sum(one.count_left for one in asking)
-        for lane, bounds in looked.promising.items():
+        wanted_count = sum([one.count_left for one in asking])
+        is_busy = self._context.turns.is_busy
+        for lane in _free_first(group, looked.promising, self._context.turns):
             if wanted_count <= 0 or not asking:
                 break
-            if self._is_plain(group, lane, bounds):
+            bounds = looked.promising[lane]
+            is_held_up = is_busy(group, lane.key) and bool(lanes) and not is_busy(group, lanes[0].key)
+            if self._is_plain(group, lane, bounds) and not is_held_up:
                 lanes.append(lane)
                 wanted_count -= self._backlog_of(
                     group, self._context.table.queue(group, lane.key.topic_id), lane, bounds
@@ -484,9 +524,9 @@ class Receiving:
         return [(topics, done) for done in rounds]
 
     def _is_plain(self, group: str, lane: Lane, bounds: Bounds) -> bool:
-        """Whether there are only new records in a partition for consumers, and nobody is at it."""
+        """Whether there are only new records in a partition for consumers."""
         context = self._context
-        if lane.is_retry or context.turns.is_busy(group, lane.key):
+        if lane.is_retry:
             return False
         leases = context.table.opened(group, lane.key)
         return leases is None or _has_only_new(leases, bounds, context.clock.now_ms())

@@ -251,7 +251,8 @@ class Coordinator:
             signer,
             give_back=settling.give_back,
         )
-        self.receive, self.give_back = self._receiving.receive, settling.give_back
+        self.receive, self.begin_receive = self._receiving.receive, self._receiving.begin
+        self.give_back = settling.give_back
         self.ack, self.ack_up_to, self.extend = settling.ack, settling.ack_up_to, settling.extend
         self.nack, self.reject = settling.nack, settling.reject
         event_count = await self._log.replay(self._events_lost)

@@ -31,6 +31,7 @@ Verdicts = Sequence[Verdict | None]
 """What became of receipts, in their order; None for what was no receipt."""
 
 _Receipts = Sequence[Receipt | None]
+_Ack = tuple[Sequence[str], _Receipts, asyncio.Future[Sequence[Settled]]]
 _Placed = tuple[int, Receipt]
 """A receipt, and the index of its verdict; the others of a run have those behind it."""
 
@@ -43,35 +44,36 @@ class Settling:
         self._copies = copies
         self._dead_letters = dead_letters
         self._signer = signer
-        self._acks: dict[str, list[tuple[_Receipts, asyncio.Future[Verdicts]]]] = {}
+        self._acks: dict[str, list[_Ack]] = {}
         self._acking: dict[str, asyncio.Task[None]] = {}
 
-    async def ack(self, group: str, receipts: Sequence[str]) -> Sequence[Settled]:
-        """See `Groups.ack`."""
+    def ack(self, group: str, receipts: Sequence[str]) -> asyncio.Future[Sequence[Settled]]:
+        """See `Groups.ack`. No coroutine: it is begun on return, and to wait for it takes no task."""
         parsed = self._parsed_runs(group, receipts)
-        told: asyncio.Future[Verdicts] = asyncio.get_running_loop().create_future()
-        self._acks.setdefault(group, []).append((parsed, told))
+        told: asyncio.Future[Sequence[Settled]] = asyncio.get_running_loop().create_future()
+        self._acks.setdefault(group, []).append((receipts, parsed, told))
         if group not in self._acking:
             self._acking[group] = asyncio.create_task(self._write_acks(group))
-        return _results(receipts, await told)
+        return told
 
     async def _write_acks(self, group: str) -> None:
         """Write the acks that wait, all in one go; those that come meanwhile are the next go."""
         try:
+            await asyncio.sleep(0)  # with those that have arrived meanwhile: a turn costs less than a write
             while waiting := self._acks.pop(group, None):
-                receipts = [receipt for parsed, _ in waiting for receipt in parsed]
+                receipts = [receipt for _, parsed, _ in waiting for receipt in parsed]
                 try:
                     verdicts = await self._decide(group, receipts, PartitionLeases.decide_ack, flushed=True)
                 except Exception as error:
-                    for _, told in waiting:
+                    for _, _, told in waiting:
                         if not told.done():  # its caller may have been cancelled
                             told.set_exception(error)
                 else:
                     at = 0
-                    for parsed, told in waiting:
-                        end = at + _record_count(parsed)
+                    for texts, _, told in waiting:
+                        end = at + len(texts)
                         if not told.done():
-                            told.set_result(verdicts[at:end])
+                            told.set_result(_results(texts, verdicts[at:end]))
                         at = end
         finally:
             del self._acking[group]

@@ -15,8 +15,9 @@ of its own, `group/member` (see `broadcast`).
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import orjson
@@ -314,8 +315,6 @@ _KINDS: dict[str, type[Event]] = {
     "document_put": DocumentPut,
     "barrier": Barrier,
 }
-_NAMES = {kind: name for name, kind in _KINDS.items()}
-
 
 _LEFT_OUT = ("plans", "name", "room")
 """Fields that are not written where they say nothing, so that servers from before them read what they know."""
@@ -323,13 +322,14 @@ _LEFT_OUT = ("plans", "name", "room")
 
 def encode_event(event: Event) -> bytes:
     """The JSON record of one event."""
-    kind = type(event)
-    written: dict[str, Any] = {"event": _NAMES[kind]}
-    for name, write in _WRITERS[kind]:
-        value = getattr(event, name)
-        if name in _LEFT_OUT and not value:
-            continue
-        written[name] = value if write is None else write(value)
+    kind, names, values_of, writers, left_out = _FORMS[type(event)]
+    written: dict[str, Any] = {"event": kind}
+    written.update(zip(names, values_of(event), strict=True))
+    for name, write in writers:
+        written[name] = write(written[name])
+    for name in left_out:
+        if not written[name]:
+            del written[name]
     return orjson.dumps(written)
 
 
@@ -411,7 +411,24 @@ _CODECS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     ),
 }
 
-_WRITERS: dict[type[Event], list[tuple[str, Callable[[Any], Any] | None]]] = {
-    kind: [(item.name, _CODECS[item.name][0] if item.name in _CODECS else None) for item in fields(kind)]
-    for kind in _NAMES
-}
+
+class _Form(NamedTuple):
+    """How a kind of events is written: its name, its fields and what takes all of their values, those that JSON has no
+    form for, and those that may be left out."""
+
+    event: str
+    names: Sequence[str]
+    values_of: Callable[[Event], Any]
+    writers: Sequence[tuple[str, Callable[[Any], Any]]]
+    left_out: Sequence[str]
+
+
+def _form_of(event: str, kind: type[Event]) -> _Form:
+    names = [item.name for item in fields(kind)]
+    take = attrgetter(*names)
+    values_of = take if len(names) > 1 else lambda event: (take(event),)
+    writers = [(name, _CODECS[name][0]) for name in names if name in _CODECS]
+    return _Form(event, names, values_of, writers, [name for name in names if name in _LEFT_OUT])
+
+
+_FORMS = {kind: _form_of(event, kind) for event, kind in _KINDS.items()}

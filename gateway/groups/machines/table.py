@@ -22,7 +22,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import assert_never
+from typing import assert_never, get_args
 
 import orjson
 
@@ -73,6 +73,8 @@ from gateway.groups.machines.strategies.registry import StrategyRegistry
 from gateway.groups.machines.topic_leases import TopicLeases
 
 log = logging.getLogger(__name__)
+
+_LEASE_EVENTS = get_args(LeaseEvent)
 
 DOCUMENT_BYTES = 250
 """What a document takes besides its key and its content."""
@@ -316,6 +318,8 @@ class GroupTable:
 
     def apply(self, event: Event, now_ms: int) -> None:
         """Change the table; the only way it changes, live or at start. `now_ms` is monotonic time."""
+        if isinstance(event, _LEASE_EVENTS) and self._has_applied(event):
+            return
         if isinstance(event, Barrier):
             return
         if isinstance(event, LightCommitted | LightForgotten):
@@ -360,10 +364,8 @@ class GroupTable:
                 if queue is None:
                     queue = group.queues[event.topic_id] = TopicLeases(event.group, event.topic_id)
                 end = queue.end
-                more = queue.apply(event, group.config)
+                self._apply_to_queue(group, queue, event)
                 group.queue_partition_count += queue.end - end
-                group.open_count += more
-                self.open_count += more
             case Configured():
                 group.settings, group.settings_bytes = event.settings, settings_bytes(event.settings)
                 self._configure(group, with_changes(GroupConfig(), event.settings))
@@ -376,6 +378,21 @@ class GroupTable:
                 assert_never(event)
 
     # How it is worked out
+
+    def _has_applied(self, event: LeaseEvent) -> bool:
+        """Apply what nearly all events are: of leases in a partition that is in queue mode. They change no size but the
+        count of open records. Whether it was one."""
+        group = self._groups.get(event.group)
+        queue = None if group is None or event.name else group.queues.get(event.topic_id)
+        if group is None or queue is None or event.partition >= queue.end:
+            return False
+        self._apply_to_queue(group, queue, event)
+        return True
+
+    def _apply_to_queue(self, group: Group, queue: TopicLeases, event: LeaseEvent | LeasesBegun) -> None:
+        more = queue.apply(event, group.config)
+        group.open_count += more
+        self.open_count += more
 
     def _light_of(self, group: Group, topic_id: int) -> LightLeases:
         light = group.light.get(topic_id)

@@ -15,8 +15,8 @@ request with an unknown header is never taken.
     take    request -> rights, topic, record: each time; into the turn's batch
     turn    batches -> one append each
     answer  append  -> an answer each, as its handler and `application.py` give it, but for the date and request id
-    serve   call    -> a task of its own, for what is more than one append (receive, ack), its line of the trail where
-                       the route has one, and its answer
+    call    what is more than one append: a receive and an ack are answered by who writes those of many; what may
+            wait for something else has a task of its own, with its line of the trail where the route has one
 
 Invariants
     F1  a record is checked before it joins a batch: one bad record fails no other
@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -222,7 +222,7 @@ class FastPath:
                 if batches is not None:
                     self._begin_batch(meaning, batches, memoryview(data)[start:], client)
                 elif calls is not None:
-                    self._begin_call(meaning, calls, data[start:], client)
+                    return self._begin_call(meaning, calls, data[start:], client)
                 return True
             view = self._topic_of(topic)
             sent = form.sent(asked, data[start:], view)
@@ -329,42 +329,58 @@ class FastPath:
 
     # ------------------------------------------------------------------------------------------------- calls
 
-    def _begin_call(self, plain: Plain, form: CallForm, body: bytes, client: Client) -> None:
-        task = self._loop.create_task(self._serve(plain, form, body, client))
+    def _begin_call(self, plain: Plain, form: CallForm, body: bytes, client: Client) -> bool:
+        """Raises what refuses the call."""
+        access = self._authenticator.known_access(plain.headers)
+        if access is None:
+            return False
+        remote = client.remote
+        allowance = Allowance(self._answers, payer_of(access, remote or ""), self._answering_bytes_max)
+        call = _Call(self, plain, body, access, client, allowance)
+        form.begin(plain.asked, body, Caller(access, remote, allowance, client.is_there), call)
+        return True
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run what a call takes a task for."""
+        task = self._loop.create_task(work)
         self._serving.add(task)  # the loop itself keeps no task
         task.add_done_callback(self._serving.discard)
 
-    async def _serve(self, plain: Plain, form: CallForm, body: bytes, client: Client) -> None:
-        started_s = perf_counter()
-        access = self._authenticator.known_access(plain.headers)
-        if access is None:  # its rights have ended in this very turn
-            client.reply(None)
-            return
-        trail = None if plain.asked.action is None else self._trail
-        if trail is not None and plain.request_id is None:
-            plain = plain._replace(request_id=self._request_ids.new())  # its line names it, as its answer does
-        allowance = Allowance(self._answers, payer_of(access, client.remote or ""), self._answering_bytes_max)
+    async def served(self, call: _Call, work: Coroutine[Any, Any, bytes | None]) -> None:
+        """Have a call answered by what comes of `work`, and its line written."""
+        trail = None if call.plain.asked.action is None else self._trail
+        if trail is not None and call.plain.request_id is None:  # its line names it, as its answer does
+            call.plain = call.plain._replace(request_id=self._request_ids.new())
         try:
             try:
-                answer = await form.serve(plain.asked, body, Caller(access, client.remote, allowance, client.is_there))
+                answer = await work
             except Exception:  # the normal path meets the same error, and answers it
                 answer = None
             except BaseException:  # the server stops
                 if trail is not None:
-                    trail.record(_act(plain, access, body, client, "unknown", None))
+                    trail.record(call.act("unknown", None))
                 raise
-            if answer is None:
-                client.reply(None)
-                return
-            allowance.must_send = True  # it tells of something done
-            allowance.hold(len(answer))
-            elapsed_s = perf_counter() - started_s
-            if trail is not None:
-                await trail.recorded(_act(plain, access, body, client, "done", plain.asked.status))
-            self._reply(plain, _template(plain.asked, None), answer, client, elapsed_s)
-            if len(answer) > SMALL_BYTES:
-                await client.taken()
-        finally:
+            elapsed_s = perf_counter() - call.started_s
+            if answer is not None and trail is not None:
+                await trail.recorded(call.act("done", call.plain.asked.status))
+        except BaseException:
+            call.allowance.release()
+            raise
+        self.answered(call, answer, elapsed_s)
+
+    def answered(self, call: _Call, answer: bytes | None, elapsed_s: float) -> None:
+        """Answer a call; None: have the normal path do it."""
+        allowance, client, plain = call.allowance, call.client, call.plain
+        if answer is None:
+            allowance.release()
+            client.reply(None)
+            return
+        allowance.must_send = True  # it tells of something done
+        allowance.hold(len(answer))
+        self._reply(plain, _template(plain.asked, None), answer, client, elapsed_s)
+        if len(answer) > SMALL_BYTES:
+            self.start(_released(allowance, client))
+        else:
             allowance.release()
 
     # ------------------------------------------------------------------------------------------------ answers
@@ -396,15 +412,47 @@ class FastPath:
             log.exception("an answer of the fast path failed")
 
 
-def _act(plain: Plain, access: Access, body: bytes, client: Client, outcome: Outcome, status: int | None) -> Act:
-    """As `audited` makes it."""
-    asked = plain.asked
-    assert asked.action is not None
-    assert plain.request_id is not None
-    return act_of(
-        asked.action, access, client.remote, plain.request_id,
-        given=fields_of(body), named={"topic": asked.topic}, outcome=outcome, status=status,
-    )  # fmt: skip
+class _Call:
+    """See `plain.Call`."""
+
+    __slots__ = ("_path", "access", "allowance", "body", "client", "plain", "started_s")
+
+    def __init__(
+        self, path: FastPath, plain: Plain, body: bytes, access: Access, client: Client, allowance: Allowance
+    ) -> None:
+        self._path = path
+        self.plain = plain
+        self.body = body
+        self.access = access
+        self.client = client
+        self.allowance = allowance
+        self.started_s = perf_counter()
+
+    def answer(self, text: bytes | None) -> None:
+        """See `plain.Call`."""
+        self._path.answered(self, text, perf_counter() - self.started_s)
+
+    def serve(self, work: Coroutine[Any, Any, bytes | None]) -> None:
+        """See `plain.Call`."""
+        self._path.start(self._path.served(self, work))
+
+    def act(self, outcome: Outcome, status: int | None) -> Act:
+        """Its line of the trail, as `audited` makes it."""
+        asked = self.plain.asked
+        assert asked.action is not None
+        assert self.plain.request_id is not None
+        return act_of(
+            asked.action, self.access, self.client.remote, self.plain.request_id,
+            given=fields_of(self.body), named={"topic": asked.topic}, outcome=outcome, status=status,
+        )  # fmt: skip
+
+
+async def _released(allowance: Allowance, client: Client) -> None:
+    """Hold what an answer takes until its client has taken it."""
+    try:
+        await client.taken()
+    finally:
+        allowance.release()
 
 
 def _template(asked: Asked, reached: Acks | None) -> bytes:

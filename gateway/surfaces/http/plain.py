@@ -4,6 +4,7 @@ read, and what is answered. The answers are, byte for byte, those of their handl
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
 from typing import Any, NamedTuple, Protocol
 
 from aiohttp import HttpVersion11, hdrs
@@ -110,12 +111,25 @@ class BatchForm(Form, Protocol):
         ...
 
 
+class Call(Protocol):
+    """One request of a `CallForm`, until its answer. One of the two is called, once."""
+
+    def answer(self, text: bytes | None) -> None:
+        """Send the body of its answer; not in the turn of the event loop in which the request came. None: the handler
+        is to do it. It begins anew, so what was done up to here is undone, or does no harm when it is done twice.
+        Raises nothing."""
+        ...
+
+    def serve(self, work: Coroutine[Any, Any, bytes | None]) -> None:
+        """Have a task find the answer. An error of it counts as None."""
+        ...
+
+
 class CallForm(Form, Protocol):
     """Of requests that take more than one append, and soon end."""
 
-    async def serve(self, asked: Asked, body: bytes, caller: Caller) -> bytes | None:
-        """Do it; the body of the answer. None, or any error, when the handler is to do it: it begins anew, so what was
-        done up to here is undone, or does no harm when it is done twice."""
+    def begin(self, asked: Asked, body: bytes, caller: Caller, call: Call) -> None:
+        """Begin to do it; `call` is answered later. An error that is raised is for the handler to answer."""
         ...
 
 

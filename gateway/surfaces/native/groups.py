@@ -75,6 +75,7 @@ from gateway.groups.protocol import (
     Receive,
     Received,
     Run,
+    Settled,
     TopicPartition,
     cut,
     receipts_of,
@@ -360,27 +361,43 @@ async def receive(gateway: Gateway, request: web.Request, body: bytes) -> web.Re
 async def leased(gateway: Gateway, group: str, asked: Receive, caller: Caller) -> Received:
     """What a caller gets on lease, of as many bytes as there is room for its answer. Raises as `Groups.receive`, and
     RequestError 403 where it may not receive from all of the topics."""
+    return await gateway.groups.receive(group, admitted(gateway, group, asked, caller))
+
+
+def admitted(gateway: Gateway, group: str, asked: Receive, caller: Caller) -> Receive:
+    """What a caller may receive, of as many bytes as there is room for its answer. Raises RequestError 403."""
     check_receives(caller.access, asked.topics, asked.queue)
     gateway.leases.pollers(group).heard(asked.consumer or caller.name, gateway.clock.now_ms())
     room_bytes = caller.allowance.share(min(asked.max_bytes * RENDERED_FACTOR, RECEIVED_BYTES_MAX))
     max_bytes = max(room_bytes // RENDERED_FACTOR, 1)
-    return await gateway.groups.receive(
-        group, asked if max_bytes == asked.max_bytes else replace(asked, max_bytes=max_bytes)
-    )
+    return asked if max_bytes == asked.max_bytes else replace(asked, max_bytes=max_bytes)
 
 
 async def leased_as_json(gateway: Gateway, group: str, received: Received) -> bytes:
     """The answer that tells of leased records. Who is cancelled gives them back."""
-    shown = await _shown(gateway, group, received.runs)
-    return b'{"messages":[%b],"backlog":%d}' % (shown, received.backlog)
+    return _as_json(await _shown(gateway, group, received.runs), received.backlog)
+
+
+def few_as_json(gateway: Gateway, received: Received) -> bytes:
+    """The same of RENDERED_A_TURN records at most."""
+    return _as_json(delivered_as_list(received.runs, partial(topic_id_of, gateway.routes_table)), received.backlog)
+
+
+def _as_json(shown: bytes, backlog: int) -> bytes:
+    return b'{"messages":[%b],"backlog":%d}' % (shown, backlog)
+
+
+def check_may_have(group: str, asked: Receive, caller: Caller) -> None:
+    """Raises RequestError 403 where a caller may not have what was leased for it any more."""
+    check_receives(caller.access, asked.topics, asked.queue)
+    caller.access.check(Permission.RECEIVE, group=group)
 
 
 async def check_still(group: str, asked: Receive, caller: Caller, groups: Groups, received: Received) -> None:
     """What was leased is given back when who asked has gone, or may not receive it any more. Raises RequestError 403
     then."""
     try:
-        check_receives(caller.access, asked.topics, asked.queue)
-        caller.access.check(Permission.RECEIVE, group=group)
+        check_may_have(group, asked, caller)
     except RequestError:
         if received.runs:
             await groups.give_back(group, receipts_of(received.runs))
@@ -397,6 +414,13 @@ async def hand_out(
     if not caller.allowance.hold(size_bytes):
         await gateway.groups.give_back(group, receipts_of(received.runs))
         raise no_room()
+    note_handed_out(gateway, group, asked, caller, received, size_bytes)
+
+
+def note_handed_out(
+    gateway: Gateway, group: str, asked: Receive, caller: Caller, received: Received, size_bytes: int
+) -> None:
+    """A caller is given leased records in an answer of this size, for which there is room."""
     receipts = receipts_of(received.runs)
     gateway.stats.fetched_record_count += len(receipts)
     gateway.stats.fetched_byte_count += size_bytes
@@ -590,7 +614,11 @@ async def settled_as_answer(
     gateway: Gateway, group: str, wanted: AckReceipts | NackBody | RejectBody | ExtendBody
 ) -> bytes:
     """What became of receipts. Raises as `settle`."""
-    results = await settle(gateway.groups, gateway.clock, gateway.leases, group, wanted)
+    return results_as_answer(await settle(gateway.groups, gateway.clock, gateway.leases, group, wanted))
+
+
+def results_as_answer(results: Sequence[Settled]) -> bytes:
+    """What became of receipts, in the order asked."""
     return b'{"results":%b}' % settled_as_list(results)
 
 

@@ -3,15 +3,19 @@ that is made."""
 
 from __future__ import annotations
 
+import asyncio
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 
 import msgspec
 import orjson
 from aiohttp import hdrs
 from aiohttp.http_parser import RawRequestMessage
 
+from gateway.api.acks import begin_ack
 from gateway.api.producer import Receipt
 from gateway.api.shapes.base import load_json
 from gateway.api.shapes.groups import RECEIVE_DEFAULTS, AckReceipts, ReceiveBody
@@ -20,22 +24,27 @@ from gateway.auth.access import Permission
 from gateway.codec import cloudevents
 from gateway.codec.records import ProduceRecord
 from gateway.groups.machines.copies import check_group_name
-from gateway.groups.protocol import Receive
+from gateway.groups.protocol import Receive, Received, Settled, receipts_of
 from gateway.routing.base import TopicView
 from gateway.settings.limits import Limits
 from gateway.surfaces.http.caller import Caller
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.media import JSON_TYPE, json_type
-from gateway.surfaces.http.plain import BODY_BYTES_MAX, TOPIC, Asked, Sent, head_of
+from gateway.surfaces.http.plain import BODY_BYTES_MAX, TOPIC, Asked, Call, Sent, head_of
 from gateway.surfaces.http.reading import query_of
 from gateway.surfaces.http.routes import SMALL_BODY_BYTES_MAX
 from gateway.surfaces.http.send_options import acks_named
 from gateway.surfaces.native.groups import (
+    RENDERED_A_TURN,
+    admitted,
+    check_may_have,
     check_still,
+    few_as_json,
     hand_out,
     leased,
     leased_as_json,
-    settled_as_answer,
+    note_handed_out,
+    results_as_answer,
     wants_raw,
 )
 from gateway.surfaces.native.raw import receipt_as_answer, record_of
@@ -118,7 +127,7 @@ class PlainReceives(_PlainCall):
         # The last body, what it asks for, and the same without waiting: consumers repeat theirs.
         self._last: tuple[bytes, Receive, Receive] = b"", RECEIVE_DEFAULTS, RECEIVE_DEFAULTS
 
-    async def serve(self, asked: Asked, body: bytes, caller: Caller) -> bytes | None:
+    def begin(self, asked: Asked, body: bytes, caller: Caller, call: Call) -> None:
         """See `plain.CallForm`."""
         gateway, group = self._gateway, asked.group
         assert group is not None
@@ -128,7 +137,38 @@ class PlainReceives(_PlainCall):
             at_once = replace(wanted, wait_ms=0)
             self._last = body, wanted, at_once
         if wanted.max_bytes > RECEIVE_BYTES_MAX:
-            return None
+            raise _TooLarge
+
+        def told(received: Received | None) -> None:
+            if received is None:
+                call.serve(self._served(group, wanted, at_once, caller))
+                return
+            if wanted.wait_ms and not received.runs:
+                call.answer(None)
+                return
+            try:
+                check_may_have(group, wanted, caller)
+                text = few_as_json(gateway, received)
+                is_given = caller.is_there() and caller.allowance.hold(len(text))
+            except Exception:  # for the handler to answer
+                is_given = False
+            if not is_given:
+                call.serve(self._given_back(group, received))
+                return
+            note_handed_out(gateway, group, wanted, caller, received, len(text))
+            call.answer(text)
+
+        request = admitted(gateway, group, at_once, caller)
+        is_short = wanted.max_messages <= RENDERED_A_TURN
+        if not (is_short and gateway.groups.begin_receive(group, request, told)):
+            call.serve(self._served(group, wanted, at_once, caller))
+
+    async def _given_back(self, group: str, received: Received) -> None:
+        await self._gateway.groups.give_back(group, receipts_of(received.runs))
+
+    async def _served(self, group: str, wanted: Receive, at_once: Receive, caller: Caller) -> bytes | None:
+        """What no go of receives has found, or may find."""
+        gateway = self._gateway
         received = await leased(gateway, group, at_once, caller)
         if wanted.wait_ms and not received.runs:
             return None
@@ -146,12 +186,23 @@ class PlainAcks(_PlainCall):
     def __init__(self, gateway: Gateway) -> None:
         super().__init__(gateway, "ack")
 
-    async def serve(self, asked: Asked, body: bytes, caller: Caller) -> bytes | None:
+    def begin(self, asked: Asked, body: bytes, caller: Caller, call: Call) -> None:
         """See `plain.CallForm`."""
+        gateway = self._gateway
         assert asked.group is not None
         check_group_name(asked.group)
-        wanted = load_json(AckReceipts, body, self._gateway.limits)
-        return await settled_as_answer(self._gateway, asked.group, wanted)
+        wanted = load_json(AckReceipts, body, gateway.limits)
+        acking = begin_ack(gateway.groups, gateway.leases, asked.group, wanted.receipts)
+        acking.add_done_callback(partial(_acked, call))
+
+
+def _acked(call: Call, acking: asyncio.Future[Sequence[Settled]]) -> None:
+    is_done = not acking.cancelled() and acking.exception() is None
+    call.answer(results_as_answer(acking.result()) if is_done else None)
+
+
+class _TooLarge(Exception):
+    """It is for the handler."""
 
 
 class PlainTopics:
@@ -175,8 +226,11 @@ class PlainTopics:
             status=201, is_repeatable=False, permission=Permission.CREATE, action="topic.create",
         )  # fmt: skip
 
-    async def serve(self, asked: Asked, body: bytes, caller: Caller) -> bytes | None:
+    def begin(self, asked: Asked, body: bytes, caller: Caller, call: Call) -> None:
         """See `plain.CallForm`."""
+        call.serve(self._made(asked, body))
+
+    async def _made(self, asked: Asked, body: bytes) -> bytes | None:
         gateway = self._gateway
         with suppress(UnknownQueue):
             gateway.routes_table.topic(asked.topic)

@@ -71,7 +71,7 @@ class GroupStream:
         self._heartbeat_at_s = 0.0
         self._room = asyncio.Event()
         self._credit = credit
-        self._leases = Leases(lambda _: self._room.set(), f"{access.principal}@{request.remote}")
+        self._leases = Leases(lambda *_: self._room.set(), f"{access.principal}@{request.remote}")
 
     async def run(self) -> web.StreamResponse:
         """Stream until the client is gone, its rights end, or the server drains."""

@@ -73,7 +73,8 @@ class Outbox:
 
     async def put(self, frame: bytes) -> None:
         """Queue a frame. Returns when it is queued, not when it is sent. Raises OutboxClosed."""
-        await self._enqueue(frame, False, None)
+        if not self.send_at_once(frame):
+            await self._enqueue(frame, False, None)
 
     async def send(self, frame: bytes, *, is_binary: bool = False) -> None:
         """Queue a frame and wait until the transport has taken it. Raises OutboxClosed."""

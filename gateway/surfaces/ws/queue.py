@@ -14,21 +14,23 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import NoReturn
 
 import orjson
 
-from gateway.api.lease import AllLeases, Lease, Leases, settle
+from gateway.api.acks import begin_ack
+from gateway.api.lease import AllLeases, Leases, settle
 from gateway.api.render import Template, filled_in, queue_as_json
 from gateway.api.shapes.commands import Extend, Nack, Reject
-from gateway.api.shapes.groups import AckReceipts, ExtendBody
+from gateway.api.shapes.groups import ExtendBody
 from gateway.api.tasks import Tasks
 from gateway.auth.access import Access, Permission
 from gateway.brokers.base import BrokerUnreachable
 from gateway.codec.records import add_headers, render_parts, split_lines
 from gateway.errors import RequestError
 from gateway.groups.machines.copies import place_name
-from gateway.groups.machines.errors import GroupError
+from gateway.groups.machines.errors import GroupError, GroupFull
 from gateway.groups.machines.progress import Start
 from gateway.groups.machines.subscription import Subscription as Pattern
 from gateway.groups.protocol import Delivered, Groups, Receive, Run, Settled, cut, receipts_of
@@ -38,13 +40,13 @@ from gateway.surfaces.http.context import GatewayStats
 from gateway.surfaces.ws.commands import Form, Mode, Subscribe, UpTo
 from gateway.surfaces.ws.credit import Ledger
 from gateway.surfaces.ws.frame_cache import FETCH_BYTES, binary_parts
-from gateway.surfaces.ws.merged import Merged
 from gateway.surfaces.ws.outbox import Outbox
 from gateway.surfaces.ws.protocol import FRAME_BYTES_TARGET, binary_frame, messages_push, partitions_of
 from gateway.surfaces.ws.rights import wanted_topics
 from gateway.surfaces.ws.stream import start_spec
 from store.clock import Clock
 from store.errors import StoreError, UnknownQueue
+from store.uncancelled import uncancelled
 
 log = logging.getLogger(__name__)
 
@@ -94,11 +96,13 @@ class Queue:
         self._tasks = tasks
         self._clock = clock
         self._stats = stats
-        self._acks: Merged[str, Settled] = Merged(self._ack_now, tasks)
+        self._acking: set[asyncio.Future[Sequence[Settled]]] = set()
         self._all_leases = all_leases
         self._leases = Leases(self._done, f"{consumer_name} ({command.sub})")
         self._changed = asyncio.Event()
         self._receiving: asyncio.Task[object] | None = None
+        self._is_more = False  # the last receive left something
+        self._asked: Receive | None = None
         self._next_bytes = 1
         self.seq = 0
         self._delivered_seq = 0
@@ -115,7 +119,9 @@ class Queue:
 
     async def end(self) -> None:
         """Release what is held: what the transport took counts as an attempt, what it did not, does not."""
-        await self._acks.settled()
+        if self._acking:
+            await asyncio.wait(self._acking)
+            await asyncio.sleep(0)  # the ledger is told of what was done in this very turn
         self._leases.sweep(self._clock.now_ms())
         self._all_leases.remove(self.group, self._leases)
         unseen = [lease.receipt for lease in self._leases.take_after(self._delivered_seq)]
@@ -217,7 +223,7 @@ class Queue:
 
     async def ack(self, receipts: Sequence[str]) -> Sequence[Settled]:
         """Done with these. Raises GroupError, StoreError."""
-        return await self._acks.ask(receipts)
+        return await uncancelled(self._begin_ack(receipts))
 
     async def ack_up_to(self, fed_partitions: Sequence[UpTo]) -> list[int]:
         """Done with all this subscription holds of these partitions up to there; how many each."""
@@ -237,8 +243,12 @@ class Queue:
 
     # Inside
 
-    async def _ack_now(self, receipts: list[str]) -> Sequence[Settled]:
-        return await self._settled(AckReceipts(receipts=receipts))
+    def _begin_ack(self, receipts: Sequence[str]) -> asyncio.Future[Sequence[Settled]]:
+        acking = begin_ack(self._groups, self._all_leases, self.group, receipts, self._leases)
+        self._acking.add(acking)
+        self._tasks.hold(acking)
+        acking.add_done_callback(self._acking.discard)
+        return acking
 
     async def _settle_now(self, command: Nack | Reject | Extend) -> Sequence[Settled]:
         if not isinstance(command, Extend):
@@ -250,7 +260,7 @@ class Queue:
         self._changed.set()  # a wait for a lease to end may be shorter now
         return results
 
-    async def _settled(self, wanted: AckReceipts | Nack | Reject | ExtendBody) -> Sequence[Settled]:
+    async def _settled(self, wanted: Nack | Reject | ExtendBody) -> Sequence[Settled]:
         """Credit of what is settled, or is not ours any more, returns."""
         return await settle(self._groups, self._clock, self._all_leases, self.group, wanted, self._leases)
 
@@ -272,23 +282,20 @@ class Queue:
                 timer.cancel()
 
     async def _receive(self, topics: Sequence[TopicView]) -> Sequence[Run]:
-        command = self._command
-        byte_budget = self.ledger.byte_budget
-        request = Receive(
-            topics=tuple(topic.name for topic in topics),
-            max_messages=min(self.ledger.message_budget, command.batch),
-            max_bytes=FETCH_BYTES if byte_budget is None else max(min(FETCH_BYTES, byte_budget), 1),
-            wait_ms=RECEIVE_WAIT_MS if self._pattern is None else PATTERN_WAIT_MS,
-            invisible_ms=command.invisible_ms,
-            tags=None if command.filter is None else command.filter.tags,
-            consumer=self._consumer_name,
-            start=self._start,
-            queue=self.queue,
-        )
-        receiving = asyncio.ensure_future(self._groups.receive(self.group, request))
+        if self._is_more:  # then this need not wait, and takes no task that a pause could end
+            self._is_more = False
+            with suppress(GroupFull):  # there may be room before a wait is over
+                received = await self._groups.receive(self.group, self._request(topics, wait_ms=0))
+                if received.runs:
+                    self._is_more = received.backlog > 0
+                    return received.runs
+        wait_ms = RECEIVE_WAIT_MS if self._pattern is None else PATTERN_WAIT_MS
+        receiving = asyncio.ensure_future(self._groups.receive(self.group, self._request(topics, wait_ms=wait_ms)))
         self._receiving = receiving
         try:
-            return (await receiving).runs
+            received = await receiving
+            self._is_more = received.backlog > 0
+            return received.runs
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or not task.cancelling():
@@ -299,6 +306,28 @@ class Queue:
             raise
         finally:
             self._receiving = None
+
+    def _request(self, topics: Sequence[TopicView], *, wait_ms: int) -> Receive:
+        """What is asked for next. The one before, where that was the same: nearly all are."""
+        command, ledger, before = self._command, self.ledger, self._asked
+        names = tuple([topic.name for topic in topics])
+        max_messages, byte_budget = min(ledger.message_budget, command.batch), ledger.byte_budget
+        max_bytes = FETCH_BYTES if byte_budget is None else max(min(FETCH_BYTES, byte_budget), 1)
+        if before is None or (before.topics, before.max_messages, before.max_bytes, before.wait_ms) != (
+            names, max_messages, max_bytes, wait_ms,
+        ):  # fmt: skip
+            self._asked = before = Receive(
+                topics=names,
+                max_messages=max_messages,
+                max_bytes=max_bytes,
+                wait_ms=wait_ms,
+                invisible_ms=command.invisible_ms,
+                tags=None if command.filter is None else command.filter.tags,
+                consumer=self._consumer_name,
+                start=self._start,
+                queue=self.queue,
+            )
+        return before
 
     def _give_back_soon(self, runs: Sequence[Run]) -> None:
         """These were never sent: they need not wait for their leases to end (Q1)."""
@@ -329,7 +358,7 @@ class Queue:
             self.seq += 1
             seq = self.seq
             going = cut(runs, at, end)
-            self._leases.took(going, sizes[at:end], seq)
+            self._leases.took(going, None if self.ledger.bytes is None else sizes[at:end], seq)
             left = None if self.ledger.bytes is None else self.ledger.bytes.left
             frame = messages_push(
                 self.name,
@@ -350,7 +379,7 @@ class Queue:
             self._stats.ws_sent_message_count += count
             self._stats.ws_sent_byte_count += len(frame)
             if self._command.auto_ack:
-                self._acks.ask(receipts_of(going)).add_done_callback(self._auto_acked)
+                self._begin_ack(receipts_of(going)).add_done_callback(self._auto_acked)
             at = end
 
     def _heads(self, runs: Sequence[Run]) -> list[bytes]:
@@ -417,6 +446,6 @@ class Queue:
         if not acked.cancelled() and (error := acked.exception()) is not None:
             log.warning("group=%s could not ack, the records come again: %s", self.group, error)
 
-    def _done(self, leases: Sequence[Lease]) -> None:
-        self.ledger.returned(len(leases), sum([lease.byte_count for lease in leases]))
+    def _done(self, count: int, byte_count: int) -> None:
+        self.ledger.returned(count, byte_count)
         self._changed.set()

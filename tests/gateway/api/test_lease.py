@@ -13,15 +13,16 @@ def message(offset: int, *, partition: int = 0, until_ms: int = 100, count: int 
     return Run("t", partition, offset, records, 0, True, False, 1, receipts, until_ms)
 
 
-def holding(*runs: Run, frame: int = 0) -> tuple[Leases, list[Lease]]:
-    done: list[Lease] = []
-    leases = Leases(done.extend)
+def holding(*runs: Run, frame: int = 0) -> tuple[Leases, list[tuple[int, int]]]:
+    """And what it tells of those that are done: how many, and their bytes."""
+    done: list[tuple[int, int]] = []
+    leases = Leases(lambda *told: done.append(told))
     leases.took(runs, [10] * sum(len(run.receipts) for run in runs), frame)
     return leases, done
 
 
 def test_records_of_runs_are_held_each_by_itself() -> None:
-    leases = Leases(lambda _: None)
+    leases = Leases(lambda *_: None)
     of_queue = message(7, partition=1, until_ms=90)._replace(queue="q", queue_offset=3)
     leases.took([message(5, count=2), of_queue], [11, 12, 13], frame=4)
     assert (len(leases), leases.next_end_ms) == (3, 90)
@@ -40,7 +41,7 @@ def test_what_was_all_accepted_leaves_and_the_rest_is_for_others() -> None:
             leases.extended([Settled("r0-2", True, new_receipt="n")], 500)
         assert list(leases.settled(Accepted(["r0-0", "of nobody", "r0-1"]))) == [Settled("of nobody", True)]
         assert not leases.settled(Accepted(["n" if is_extended else "r0-2"]))
-        assert ([lease.offset for lease in done], len(leases)) == ([0, 1, 2], 0)
+        assert (done, len(leases)) == ([(2, 20), (1, 10)], 0)
 
 
 def test_a_lease_that_is_over_counts_no_more() -> None:
@@ -49,7 +50,7 @@ def test_a_lease_that_is_over_counts_no_more() -> None:
     leases.sweep(49)
     assert len(leases) == 2
     leases.sweep(50)
-    assert (len(leases), leases.next_end_ms, [lease.offset for lease in done]) == (1, 100, [1])
+    assert (len(leases), leases.next_end_ms, leases.receipts(), done) == (1, 100, ["r0-0"], [(1, 10)])
 
 
 def test_what_is_settled_or_found_over_leaves_and_the_rest_is_for_others() -> None:
@@ -58,7 +59,7 @@ def test_what_is_settled_or_found_over_leaves_and_the_rest_is_for_others() -> No
     assert leases.settled([Settled("r0-0", True), Settled("r0-1", False, LEASE_OVER), illegal, strange]) == [
         illegal, strange,
     ]  # fmt: skip
-    assert ([lease.offset for lease in done], len(leases)) == ([0, 1], 1)
+    assert (done, leases.receipts()) == ([(2, 20)], ["r0-2"])
 
 
 def test_an_extended_lease_ends_later_and_both_its_receipts_are_good() -> None:
@@ -69,7 +70,7 @@ def test_an_extended_lease_ends_later_and_both_its_receipts_are_good() -> None:
         leases.sweep(600)
         assert (len(leases), leases.up_to("t", 0, 0)) == (1, ["second"])
         assert leases.settled([Settled(receipt, True)]) == []
-        assert ([lease.receipt for lease in done], leases._first_of) == (["second"], {})
+        assert (done, leases._first_of) == ([(1, 10)], {})
     leases, done = holding(message(0))
     leases.extended([Settled("r0-0", False, LEASE_OVER)], 500)
     assert (len(leases), len(done)) == (0, 1)
@@ -93,7 +94,8 @@ def test_whoever_settles_tells_all_consumers_of_the_group() -> None:
     everything.settled("other", [Settled("r0-0", True)])
     assert (len(first), len(second)) == (2, 2)
     everything.settled("g", [Settled("r1-0", True), Settled("r0-0", True)])
-    assert ([lease.offset for lease in of_first], [lease.partition for lease in of_second]) == ([0], [1])
+    assert (of_first, of_second) == ([(1, 10)], [(1, 10)])
+    assert (first.receipts(), second.receipts()) == (["r0-1"], ["r1-1"])
     everything.extended("g", [Settled("r1-1", True, new_receipt="n")], 500)
     assert second.up_to("t", 1, 9) == ["n"]
     everything.settled_up_to("g", "t", 1, 0)

@@ -14,6 +14,7 @@ from gateway.groups.protocol import (
     LEASE_OVER,
     Accepted,
     Delivered,
+    PlainRecords,
     Received,
     Run,
     Settled,
@@ -38,6 +39,7 @@ class Stored(NamedTuple):
 def runs(draw: st.DrawFn) -> Run:
     is_json, raw_keys = draw(st.booleans()), draw(st.booleans())
     may_have_headers = draw(st.booleans())
+    handed: Sequence[Stored] | PlainRecords
     headers = st.sampled_from([[], [], [("mq-tag", b"red")], [("h", b"\xff")], [("mq-group", b"a")]])
     records = st.builds(
         Stored,
@@ -48,11 +50,18 @@ def runs(draw: st.DrawFn) -> Run:
     )
     count = draw(st.integers(1, 4))
     queue = draw(st.sampled_from([None, None, None, "q"])) if count == 1 else None
+    offset = draw(st.integers(0, 2**62))
+    stored = draw(st.lists(records, min_size=count, max_size=count))
+    if not may_have_headers and draw(st.booleans()):
+        keys = [one.key for one in stored] if draw(st.booleans()) else None
+        handed = PlainRecords(offset, keys, [one.value for one in stored], stored[0].timestamp)
+    else:
+        handed = stored
     return Run(
         topic=draw(st.sampled_from(["orders", "%RETRY%g", "gone", "a.b-c_d"])),
         partition=draw(st.integers(0, 1)),
-        offset=draw(st.integers(0, 2**62)),
-        records=draw(st.lists(records, min_size=count, max_size=count)),
+        offset=offset,
+        records=handed,
         store_time_ms=draw(st.integers(0, 1)),
         json_values=is_json,
         raw_keys=raw_keys,

@@ -172,7 +172,7 @@ async def test_who_changes_something_meanwhile_waits_and_loses_nothing() -> None
         (one, two) = (await first.groups.receive(G, wanting(max_messages=2))).messages
         async with first.groups.handover.leaving(G) as moved:
             late = [
-                asyncio.create_task(first.groups.ack(G, [one.receipt])),
+                asyncio.ensure_future(first.groups.ack(G, [one.receipt])),
                 asyncio.create_task(first.groups.put_document(G, "late", b"1")),
                 asyncio.create_task(first.groups.commit("another", [OffsetCommit(*P0, 1)])),
             ]

@@ -12,16 +12,16 @@ from gateway.groups.coordinator import receiving
 from gateway.groups.coordinator.receiving import TOGETHER_RECORDS_MAX
 from gateway.groups.coordinator.search import SCAN_RECORDS
 from gateway.groups.machines.copies import retry_topic
-from gateway.groups.machines.errors import GroupActive
+from gateway.groups.machines.errors import GroupActive, IllegalRequest
 from gateway.groups.machines.events import Event
 from gateway.groups.machines.progress import Start, StartTime
 from gateway.groups.machines.receipts import Receipt, Signer
-from gateway.groups.protocol import Delivered, Receive
+from gateway.groups.protocol import Delivered, Receive, Received
 from store.errors import DiskFull, StoreError
 from store.types import Bounds
 from tests.gateway.groups.coordinator.test_settling import G, receipts, receive, values
 from tests.gateway.groups.coordinator.world import ORDERS, World, wanting, world
-from tests.waiting import WOKEN_S
+from tests.waiting import WOKEN_S, until
 
 
 async def test_the_first_receive_fixes_where_all_partitions_begin() -> None:
@@ -387,3 +387,60 @@ async def test_an_error_of_a_go_is_told_to_each_and_takes_no_record() -> None:
             outcomes = await asyncio.gather(*(receive(made) for _ in range(2)), return_exceptions=True)
         assert [type(outcome) for outcome in outcomes] == [DiskFull, DiskFull]
         assert values(await receive(made)) == [b"2"]
+
+
+async def test_partitions_at_which_others_are_are_left_alone_or_waited_for_together() -> None:
+    """An ack that is being written has its partition. Who receives meanwhile is neither held up by it while there is
+    enough elsewhere, nor sent there by itself."""
+    async with world(partitions=2) as made:
+        for partition in range(2):
+            await made.send(*[b"%d" % number for number in range(20)], partition=partition)
+        assert len(await receive(made, max_messages=1)) == 1, "the group begins"
+        context, log = made.groups._context, made.groups.log
+        first, second = (context.key("orders", partition) for partition in range(2))
+        for key, free in ((first, 1), (second, 0)):
+            appends = log.append_count
+            async with context.turns.of_leases(G, key), asyncio.timeout(WOKEN_S):
+                got = await together(made, 3, max_messages=2)
+            assert [{message.partition for message in messages} for messages in got] == [{free}] * 3
+            assert log.append_count - appends == 1
+        async with context.turns.of_leases(G, first, second):
+            asking = [asyncio.ensure_future(receive(made, max_messages=2)) for _ in range(3)]
+            for _ in range(20):
+                await asyncio.sleep(0)
+            assert not any(one.done() for one in asking)
+            appends = log.append_count
+        assert [len(messages) for messages in await asyncio.gather(*asking)] == [2, 2, 2]
+        assert log.append_count - appends == 1, "all of them at once"
+
+
+async def test_a_receive_may_be_told_what_it_gets_without_a_task() -> None:
+    async with world(partitions=1, values=[b"%d" % number for number in range(5)]) as made:
+        told: list[Received | None] = []
+        appends = made.groups.log.append_count
+        for _ in range(2):
+            assert made.groups.begin_receive(G, wanting(max_messages=2), told.append)
+        assert not told
+        await until(lambda: len(told) == 2)
+        assert made.groups.log.append_count - appends == 2, "one says where the group begins"
+        got = [values(one.messages) for one in told if one is not None]
+        assert got == [[b"0", b"1"], [b"2", b"3"]]
+        assert [one.backlog for one in told if one is not None] == [1, 1]
+        (again, *_), told[:] = told, []
+        assert again is not None
+        await made.groups.nack(G, [again.messages[0].receipt], delay_ms=0)
+        for _ in range(3):
+            assert made.groups.begin_receive(G, wanting(max_messages=1), told.append)
+            await until(lambda: bool(told))
+            assert told.pop() is None, "what is due again is for `receive` to find"
+        assert len(await receive(made, max_messages=1)) == len(await receive(made, max_messages=1)) == 1
+        assert made.groups.begin_receive(G, wanting(), told.append)
+        await until(lambda: bool(told))
+        assert told == [Received((), 0)], "there is nothing"
+        assert not made.groups.begin_receive(G, wanting(attempt_id="a"), told.append)
+        with pytest.raises(IllegalRequest):
+            made.groups.begin_receive(G, wanting(max_messages=0), told.append)
+        told.clear()
+        assert made.groups.begin_receive(G, Receive(topics=("none",)), told.append)
+        await until(lambda: bool(told))
+        assert told == [None], "it is refused, as `receive` says why"

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable, Sequence
 
 import pytest
 
-from gateway.groups.coordinator.records import Decoded, RecordReader, size_of
+from gateway.groups.coordinator.records import DECODED_A_TURN, Decoded, RecordReader, size_of
 from gateway.groups.machines.progress import PartitionKey
+from gateway.groups.protocol import PlainRecords
+from gateway.routing.table import RouteTable
+from store import record_batch
 from store.errors import UnknownQueue
+from store.record_batch import DecodedRecord
+from store.types import Entry, QueueKey
 from tests.gateway.groups.coordinator.world import World, world
 
 
@@ -67,3 +73,44 @@ def test_the_size_of_a_record_is_its_key_value_and_headers() -> None:
 
 def test_an_entry_knows_where_it_ends() -> None:
     assert Decoded(5, 0, True, False, [], 0, array("q", [0])).next_offset == 5
+
+
+@pytest.mark.parametrize("keys", [None, [b"k%03d" % number for number in range(150)], [b""] * 150])
+@pytest.mark.parametrize("values", [[b"%03d" % number for number in range(150)], [None] * 150])
+async def test_records_that_are_alike_are_what_the_codec_says_without_an_object_for_each(
+    keys: list[bytes] | None, values: list[bytes | None]
+) -> None:
+    batch = record_batch.with_base_offset(record_batch.encode_columns(keys, values, 7), 10)
+    entry = Entry(0, len(batch), QueueKey(16, 0), "orders", 10, 150, 9, True, bytes(batch), (), (), (), None)
+    found = await RecordReader(RouteTable())._opened((16, 0), entry)
+    assert isinstance(found.records, PlainRecords)
+    assert (found.records.keys is None) == (keys is None)
+
+    def fields(records: Sequence[DecodedRecord]) -> list[tuple[object, ...]]:
+        return [(one.offset, one.key, one.value, list(one.headers), one.timestamp) for one in records]
+
+    expected = fields(list(record_batch.decode(entry.batch)))
+    assert fields(found.records) == expected == [fields([found.records[at]])[0] for at in range(150)]
+    assert fields([found.records[-1]]) == expected[-1:]
+    for first, end in ((0, 150), (3, 20), (149, 150), (20, 3), (140, 199), (-5, 150)):
+        part = found.records[first:end]
+        assert (fields(part), len(part)) == (expected[first:end], len(expected[first:end]))
+    sizes = [size_of(one.key, one.value, one.headers) for one in record_batch.decode(entry.batch)]
+    assert list(found.sizes) == [sum(sizes[:count]) for count in range(151)]
+    with pytest.raises(IndexError):
+        found.records[150]
+
+
+async def test_many_records_that_are_alike_are_taken_apart_aside() -> None:
+    aside: list[int] = []
+
+    async def run(work: Callable[[], None]) -> None:
+        aside.append(1)
+        work()
+
+    for count, threads in ((DECODED_A_TURN, 0), (DECODED_A_TURN + 1, 1)):
+        batch = bytes(record_batch.encode_columns(None, [b"x"] * count, 7))
+        entry = Entry(0, len(batch), QueueKey(16, 0), "orders", 0, count, 9, True, batch, (), (), (), None)
+        found = await RecordReader(RouteTable(), run_blocking=run)._opened((16, 0), entry)
+        assert isinstance(found.records, PlainRecords)
+        assert (len(found.records), len(aside)) == (count, threads)

@@ -14,7 +14,7 @@ import orjson
 import pytest
 
 from gateway.api.trail import Trail
-from gateway.groups.protocol import LEASE_OVER
+from gateway.groups.protocol import LEASE_OVER, Receive, Received
 from gateway.surfaces.http.answer_memory import SMALL_BYTES
 from gateway.surfaces.http.connection import Client, Connection
 from gateway.surfaces.http.context import Gateway
@@ -233,22 +233,18 @@ async def test_a_client_that_has_gone_gives_back_what_was_leased_for_it(monkeypa
     async with served_world() as (it, _, port):
         consumer = Consumer(port, "g")
         await consumer.open()
-        begun, go_on = asyncio.Event(), asyncio.Event()
-        receive_ = it.groups.receive
+        begin, held = it.groups.begin_receive, []
 
-        async def held(*asked: object) -> object:
-            received = await receive_(*asked)  # type: ignore[arg-type]
-            begun.set()
-            await go_on.wait()
-            return received
+        def begin_receive(group: str, asked: Receive, told: Callable[[Received | None], None]) -> bool:
+            return begin(group, asked, lambda received: held.append(lambda: told(received)))
 
-        monkeypatch.setattr(it.groups, "receive", held)
+        monkeypatch.setattr(it.groups, "begin_receive", begin_receive)
         consumer.send("receive", receive(max_messages=2))
-        async with asyncio.timeout(PATIENCE_S):
-            await begun.wait()
+        await until(lambda: bool(held))
+        assert it.groups.table.get("g").leased_count(it.clock.now_ms()) == 2
         consumer.writer.transport.abort()
         await asyncio.sleep(0.05)
-        go_on.set()
+        held.pop()()
         await until(lambda: it.groups.table.get("g").leased_count(it.clock.now_ms()) == 0)
         monkeypatch.undo()
         other = Consumer(port, "g")

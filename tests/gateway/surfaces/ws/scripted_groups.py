@@ -10,7 +10,7 @@ receipt at a time.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gateway.api.read import Consumer
@@ -233,6 +233,9 @@ class ScriptedGroups:
             if runs or not request.wait_ms:
                 return Received(tuple(runs), 0)
             await more.wait()
+
+    def begin_receive(self, group: str, request: Receive, told: Callable[[Received | None], None]) -> bool:
+        return False
 
     async def _lease(self, request: Receive) -> list[Run]:
         leased: list[Run] = []

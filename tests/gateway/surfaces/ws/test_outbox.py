@@ -8,6 +8,7 @@ from collections.abc import Coroutine
 import pytest
 
 from gateway.surfaces.ws.outbox import Closing, Outbox, OutboxClosed
+from tests.waiting import until
 
 
 def never(frame: bytes, is_binary: bool) -> bool:
@@ -124,22 +125,24 @@ async def test_what_the_transport_takes_at_once_is_written_by_its_sender_unless_
         return len(frame) < 3
 
     outbox = Outbox(transport.write, bytes_max=100, write_at_once=write_at_once, start=(held := Held()))
-    await outbox.send(b"1")
-    assert transport.taken == [b"1"], "nobody else runs"
-    await outbox.put(b"2")
+    await outbox.send(b"0")
+    await outbox.put(b"1")
+    assert transport.taken == [b"0", b"1"], "nobody else runs"
+    await outbox.put(b"222")
     assert not outbox.send_at_once(b"3")
     behind = asyncio.create_task(outbox.send(b"3"))
-    large = asyncio.create_task(outbox.send(b"444"))
+    last = asyncio.create_task(outbox.put(b"4"))
     await asyncio.sleep(0)
-    assert transport.taken == [b"1"]
+    assert transport.taken == [b"0", b"1"]
     held.run()
-    await asyncio.gather(behind, large)
+    await asyncio.gather(behind, last)
+    await until(lambda: transport.taken[-1] == b"4")
     assert held.works == [], "one task for all that waits"
     assert outbox.send_at_once(b"5")
     assert not outbox.send_at_once(b"666")
     outbox.close()
     assert not outbox.send_at_once(b"7")
-    assert transport.taken == [b"1", b"2", b"3", b"444", b"5"]
+    assert transport.taken == [b"0", b"1", b"222", b"3", b"4", b"5"]
 
 
 async def test_a_sender_that_finds_the_transport_gone_leaves_that_to_the_writer() -> None:

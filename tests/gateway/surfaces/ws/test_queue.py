@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 
 from gateway.api.lease import REASON_DEFAULT
 from gateway.cluster.metadata import Unavailable
-from gateway.groups.machines.errors import GroupElsewhere
+from gateway.groups.machines.errors import GroupElsewhere, GroupFull
 from gateway.groups.machines.progress import Start, StartTime
+from gateway.groups.protocol import Receive, Received
 from gateway.surfaces.ws.protocol import CloseCode
+from gateway.surfaces.ws.queue import RECEIVE_WAIT_MS
 from tests.clock import START_MS, FakeClock
 from tests.gateway.surfaces.ws.talk import Frame, Server, subscribe, talking
 from tests.waiting import until
@@ -130,6 +132,48 @@ async def test_a_group_that_cannot_be_owned_while_the_metadata_is_away_is_refuse
         frame = await talk.hear()
         assert (frame["op"], frame["error_code"]) == ("error", 50351), frame
         assert talk.closed_with is None
+
+
+async def test_while_there_is_more_a_receive_does_not_wait_whatever_it_finds() -> None:
+    async with talking({"orders": 1}) as talk:
+        waits: list[int] = []
+        receive = talk.groups.receive
+
+        async def receiving(group: str, request: Receive) -> Received:
+            waits.append(request.wait_ms)
+            if len(waits) == 3:
+                raise GroupFull("as many as it may")
+            received = await receive(group, request)
+            return Received(received.runs, backlog=len(waits) < 3)
+
+        talk.groups.receive = receiving  # type: ignore[method-assign]
+        await talk.fill("orders", 5)
+        await talk.ask(subscribe(**QUEUE, batch=2))
+        assert [message["offset"] for message in await talk.messages(5)] == [0, 1, 2, 3, 4]
+        await talk.fill("orders", 1, first=5)
+        talk.groups.wake()
+        assert (await talk.messages(1))[0]["offset"] == 5
+        await talk.quiet()
+        assert waits == [RECEIVE_WAIT_MS, 0, 0, *[RECEIVE_WAIT_MS] * 3]
+
+
+async def test_an_ack_whose_client_is_gone_is_done_and_told_to_the_ledger() -> None:
+    server = Server({"orders": 1})
+    async with server.talk() as talk:
+        hello = await talk.answer({"id": 0, "op": "hello"})
+        await talk.fill("orders", 1)
+        assert (await talk.answer(subscribe(**QUEUE, credit=1)))["ok"]
+        (message,) = await talk.messages(1)
+        talk.groups.hold = asyncio.Event()
+        await talk.say(settle("ack", message))
+        await asyncio.sleep(0)
+        asyncio.get_running_loop().call_later(0.01, talk.groups.hold.set)  # the socket ends meanwhile
+    assert server.groups.done == {("orders", 0, 0)}
+    async with server.talk() as talk:
+        resumed = await talk.answer({"id": 0, "op": "hello", "resume": hello["session"], "seen": {"s": 1}})
+        assert resumed["subs"]["s"]["credit"] == 1, "what it had is settled"
+        talk.says_goodbye = True
+    await server.sessions.close()
 
 
 async def test_a_lease_that_is_over_gives_its_credit_back() -> None:
