@@ -61,7 +61,7 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaServers]:
 async def http(kafka: KafkaServers, tmp_path: Path) -> AsyncIterator[aiohttp.ClientSession]:
     """A client of a server on which partitions of a topic were filled, moved to a node, and back."""
     settings = {
-        "MQ_CLUSTER_KAFKA": f"kafka1=kafka://{kafka.endpoint}?replication=1&min_insync=1&prefix=mq.",
+        "MQ_CLUSTER_KAFKA": f"kafka1=kafka://{kafka.endpoint}?replication=1&min_insync=1&prefix={tmp_path.name}.",
         "MQ_CLUSTER_DEFAULT_BROKER": "kafka1",
         "MQ_KAFKA_ENABLED": "false",
     }
@@ -141,10 +141,10 @@ async def said_by(*command: str) -> str:
     return output.decode()
 
 
-async def seen_by_console(endpoint: str) -> list[Seen]:
+async def seen_by_console(endpoint: str, topic: str) -> list[Seen]:
     shown = ("key", "headers", "offset", "partition", "timestamp")
     command = [*java_command(tools(), JAVA), "org.apache.kafka.tools.consumer.ConsoleConsumer"]
-    command += ["--bootstrap-server", endpoint, "--topic", f"mq.{TOPIC}", "--from-beginning"]
+    command += ["--bootstrap-server", endpoint, "--topic", topic, "--from-beginning"]
     command += ["--timeout-ms", str(CONSOLE_TIMEOUT_MS)]
     command += [part for name in shown for part in ("--property", f"print.{name}=true")]
     plain = "deserializer=org.apache.kafka.common.serialization.BytesDeserializer"  # prints what is not ASCII as \\xC3
@@ -173,7 +173,7 @@ def _data(text: str) -> bytes | None:
     return None if text == "null" else text.encode().decode("unicode_escape").encode("latin1")
 
 
-async def seen_by_spark(endpoint: str) -> list[Seen]:
+async def seen_by_spark(endpoint: str, topic: str) -> list[Seen]:
     version = SPARK_SOURCE
     names = ("spark-sql-kafka-0-10_2.13", "spark-token-provider-kafka-0-10_2.13")
     artifacts = [f"org.apache.spark:{name}:{version}" for name in names]
@@ -185,7 +185,7 @@ async def seen_by_spark(endpoint: str) -> list[Seen]:
     except Unavailable as error:
         pytest.skip(str(error))
     program = Path(__file__).with_name("spark_source.py")
-    lines = await said_by(sys.executable, str(program), str(libraries), endpoint, f"mq.{TOPIC}")
+    lines = await said_by(sys.executable, str(program), str(libraries), endpoint, topic)
     found = []
     for partition, offset, key, value, headers, time_type in map(json.loads, lines.splitlines()):
         assert time_type == 1, "the time of the append"
@@ -211,12 +211,12 @@ def users(seen: Sequence[Seen]) -> list[tuple[int, bytes | None, bytes | None, H
 
 @pytest.mark.parametrize("by", ["console", "spark"])
 async def test_clients_of_kafka_see_what_clients_of_mq_see(
-    kafka: KafkaServers, http: aiohttp.ClientSession, by: str
+    kafka: KafkaServers, http: aiohttp.ClientSession, tmp_path: Path, by: str
 ) -> None:
     await filled(http)
     of_mq = await seen_by_mq(http)
     assert len(of_mq) == PARTITIONS * 3 * 3 + 1
-    of_kafka = await (seen_by_console if by == "console" else seen_by_spark)(kafka.endpoint)
+    of_kafka = await (seen_by_console if by == "console" else seen_by_spark)(kafka.endpoint, f"{tmp_path.name}.{TOPIC}")
     assert users(of_kafka) == [(one.partition, one.key, one.value, one.headers) for one in of_mq]
 
     names = [[name for name, _ in one.headers] for one in of_kafka]
