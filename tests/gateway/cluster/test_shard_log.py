@@ -32,6 +32,7 @@ SEEDS = [*range(6), *(pytest.param(seed, marks=pytest.mark.long) for seed in ran
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writing, "PAUSE_S", 0.0)
     monkeypatch.setattr(writing, "PAUSE_MAX_S", 0.0)
+    monkeypatch.setattr(writing, "GIVE_UP_LOOK_S", 0.0)
 
 
 def test_groups_are_spread_over_the_shards_for_good() -> None:
@@ -113,7 +114,7 @@ async def test_an_append_without_an_answer_gives_the_tenure_up_and_the_next_one_
     await node.take()
     await node.put("a")
     monkeypatch.setattr(writing, "GIVE_UP_S", 0.0)
-    kafka.script.extend(["lost", "dropped", "dropped"])
+    kafka.script.extend(["lost"] + ["dropped"] * 1_000)
     with pytest.raises(AnswerLost):
         await node.put("perhaps")
     assert not node.shard.is_served
