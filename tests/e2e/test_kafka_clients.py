@@ -473,6 +473,9 @@ async def test_kafka_connect_file_stream_while_the_server_and_one_of_its_workers
         async def enough(count: int) -> bool:
             return len(came() & set(lines)) >= count
 
+        async def all_have_some() -> bool:
+            return all(sink.exists() and sink.read_text() for sink in sinks)
+
         try:
             await _until(lambda: owned(2, 2), state)
             for number, line in enumerate(lines):
@@ -485,6 +488,7 @@ async def test_kafka_connect_file_stream_while_the_server_and_one_of_its_workers
                     await kafka.server.kill()
                     await kafka.server.start()
                 if number == 666:
+                    await _until(all_have_some, state)
                     await workers[1].kill()
             await _until(lambda: enough(len(lines)), state)
             await _until(lambda: owned(PARTITIONS), state)

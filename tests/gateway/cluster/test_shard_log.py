@@ -113,8 +113,8 @@ async def test_an_append_without_an_answer_gives_the_tenure_up_and_the_next_one_
     kafka, (node,) = nodes(["n1"])
     await node.take()
     await node.put("a")
-    monkeypatch.setattr(writing, "GIVE_UP_S", 0.0)
-    kafka.script.extend(["lost"] + ["dropped"] * 1_000)
+    monkeypatch.setattr(writing, "GIVE_UP_S", 0.02)
+    kafka.script.extend(["lost"] + ["dropped"] * 100_000)
     with pytest.raises(AnswerLost):
         await node.put("perhaps")
     assert not node.shard.is_served
