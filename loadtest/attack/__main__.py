@@ -53,8 +53,8 @@ def tell(row: Row) -> None:
         late = "" if figures.late_ms is None else f", late {figures.late_ms:,.0f} ms"
         numbers = (
             f"memory {figures.start_bytes / MiB:,.0f} to {figures.worst_bytes / MiB:,.0f} MiB{back}; health "
-            f"{figures.health_ms:,.0f} ms, gap {figures.gap_ms:,.0f} ms{late}; turn {turn(figures.turn_ms)}; "
-            f"{figures.handles} handles"
+            f"{figures.health_ms:,.0f} ms, gap {figures.gap_ms:,.0f} ms{late}; turn "
+            f"{turn(figures.turn_ms, figures.slowness)}; {figures.handles} handles"
         )
     print(
         f"{'good' if row.is_good else 'FAILED'}: {row.name}: {row.ended_s - row.began_s:.1f} s; {numbers}", flush=True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import NamedTuple
 
 LOOP_TURNS = "mq_loop_held_seconds_bucket"
@@ -28,6 +29,7 @@ class Curves:
     handles: list[Point] = field(default_factory=list)
     health_ms: list[Point] = field(default_factory=list)
     turn_ms: list[Point] = field(default_factory=list)
+    slowness: list[Point] = field(default_factory=list)
 
 
 def worst(points: Sequence[Point], since_s: float, until_s: float) -> float | None:
@@ -35,6 +37,12 @@ def worst(points: Sequence[Point], since_s: float, until_s: float) -> float | No
     values = [point.value for point in points if since_s <= point.at_s <= until_s]
     found = [value for value in values if value is not None]
     return max(found) if found and len(found) == len(values) else None
+
+
+def middle(points: Sequence[Point], since_s: float, until_s: float) -> float | None:
+    """The median of the values of a while."""
+    values = [point.value for point in points if since_s <= point.at_s <= until_s and point.value is not None]
+    return median(values) if values else None
 
 
 def thinned(points: Sequence[Point], every_s: float = 1.0) -> list[Point]:

@@ -89,7 +89,7 @@ def _cells(row: Row) -> Iterator[str]:
     else:
         yield f"{figures.worst_bytes / MiB:,.0f} MiB ({figures.start_bytes / MiB:,.0f})"
         yield f"{figures.health_ms:,.0f} ms"
-        yield turn(figures.turn_ms)
+        yield turn(figures.turn_ms, figures.slowness)
     yield _answers(row)
     if figures is None or figures.back_bytes is None:
         yield "-"
@@ -102,11 +102,13 @@ def _drawn(turn_ms: Point) -> Point:
     return turn_ms._replace(value=None if turn_ms.value is None else min(turn_ms.value, BOUNDS_S[-1] * 1000))
 
 
-def turn(longest_ms: float) -> str:
-    """The longest turn of the loop as a cell."""
+def turn(longest_ms: float, slowness: float) -> str:
+    """The longest turn of the loop as a cell; with how slow the machine was, where that matters."""
     if not longest_ms:
         return f"< {HELD_S * 1000:,.0f} ms"
-    return "beyond all bounds" if longest_ms == float("inf") else f"≤ {longest_ms:,.0f} ms"
+    if longest_ms == float("inf"):
+        return "beyond all bounds"
+    return f"≤ {longest_ms:,.0f} ms" + (f" (machine {slowness:.1f} times as slow)" if slowness > 1 else "")
 
 
 def _answers(row: Row) -> str:

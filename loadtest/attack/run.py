@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,7 +38,7 @@ from loadtest.attack.attack import (
     problems_of,
 )
 from loadtest.attack.attacker import Attacker, SetupFailed, raise_handle_limit
-from loadtest.attack.curves import Curves, Point, longest_turn_ms, worst
+from loadtest.attack.curves import Curves, Point, longest_turn_ms, middle, worst
 from loadtest.attack.steady import Steady
 from loadtest.attack.victim import Target, running_victim
 from loadtest.attack.watch import SAMPLE_INTERVAL_S, NotMeasured, Watch, reset_peak
@@ -49,6 +50,7 @@ POLL_S = 0.02
 END_TIMEOUT_S = 5.0
 PREPARED = "prepared"
 TURN_TOLD = b"event loop held"
+_CPU_MS = re.compile(r"cpu_ms=(\d+)")
 TURNS_SHOWN_MAX = 5
 GO = "go"
 SESSION_ADDRESS = "127.0.1.200"
@@ -114,7 +116,14 @@ class Run:
             watch = Watch(session, target.pid, self.curves, self._began_s)
             steady = Steady(session, self._began_s)
             await steady.begin()
-            loops = [watch.sample(), watch.check_health(), watch.count_turns(), steady.send(), steady.read()]
+            loops = [
+                watch.sample(),
+                watch.check_health(),
+                watch.count_turns(),
+                watch.feel_slowness(),
+                steady.send(),
+                steady.read(),
+            ]
             tasks = [asyncio.ensure_future(one) for one in loops]
             stack.push_async_callback(_cancel, tasks)
             await asyncio.sleep(WARM_UP_S)
@@ -151,7 +160,8 @@ class Run:
             watch.memory()  # whether it still lives
             figures = self._figures(
                 began_s, steady, start_bytes=start_bytes, peak_bytes=peak_bytes, gap_ms=gap_ms,
-                turn_ms=_longest(turns, await watch.turns()), back_bytes=back_bytes, back_s=back_s,
+                turn_ms=_longest(turns, await watch.turns(), _turns_told(target.log, log_bytes)),
+                back_bytes=back_bytes, back_s=back_s,
             )  # fmt: skip
             if figures is None:
                 problem = problem or "a health check, or /metrics, had no good answer"
@@ -160,8 +170,8 @@ class Run:
         found = (
             [] if figures is None else problems_of(figures, self._bounds, kept_bytes_max=attack.kept_bytes_max(numbers))
         )
-        if figures is not None and figures.turn_ms > self._bounds.turn_ms:
-            found += [f"the server's log: {line}" for line in _turns_told(target.log, log_bytes)]
+        if figures is not None and figures.turn_ms > self._bounds.turn_ms * figures.slowness:
+            found += [f"the server's log: {line}" for line in _turns_told(target.log, log_bytes)[:TURNS_SHOWN_MAX]]
         return Row(
             name=attack.name, tried=attack.text(numbers), victim=attack.victim.name, began_s=began_s,
             ended_s=ended_s, figures=figures, seen=outcome.seen, keeps=_kept(attack, numbers, figures),
@@ -188,6 +198,7 @@ class Run:
             gap_ms=max(gaps_ms),
             late_ms=worst(steady.late_ms, since_s, now_s),
             turn_ms=turn_ms,
+            slowness=1.0 if self._is_short else middle(self.curves.slowness, since_s, now_s) or 1.0,
             back_bytes=back_bytes,
             back_s=back_s,
         )
@@ -306,7 +317,7 @@ def _turns_told(log: Path, since_bytes: int) -> list[str]:
     with log.open("rb") as file:
         file.seek(since_bytes)
         lines = [line.decode(errors="replace").strip() for line in file if TURN_TOLD in line]
-    return [line[line.index(TURN_TOLD.decode()) :] for line in lines[:TURNS_SHOWN_MAX]]
+    return [line[line.index(TURN_TOLD.decode()) :] for line in lines]
 
 
 async def _is_closed_to_others(target: Target) -> str | None:
@@ -327,8 +338,16 @@ async def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _longest(before: Mapping[float, float] | None, after: Mapping[float, float] | None) -> float | None:
-    return None if before is None or after is None else longest_turn_ms(before, after)
+def _longest(
+    before: Mapping[float, float] | None, after: Mapping[float, float] | None, told: Sequence[str]
+) -> float | None:
+    """By the bounds of `/metrics`; by what the log says, where it has a line for each of these turns."""
+    if before is None or after is None:
+        return None
+    said = [float(found[1]) for line in told if (found := _CPU_MS.search(line))]
+    at_most_ms = longest_turn_ms(before, after)
+    count = max(after.values(), default=0.0) - max(before.values(), default=0.0)
+    return min(at_most_ms, max(said)) if said and len(said) == count else at_most_ms
 
 
 _TIMEOUT = aiohttp.ClientTimeout(total=END_TIMEOUT_S)

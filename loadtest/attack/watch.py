@@ -13,11 +13,13 @@ import aiohttp
 
 from loadtest.attack.attack import MiB
 from loadtest.attack.curves import Curves, Point, longest_turn_ms, loop_turns
+from loadtest.slowness import slowness
 
 SAMPLE_INTERVAL_S = 0.05
 HEALTH_INTERVAL_S = 0.05
 TURNS_INTERVAL_S = 5.0
 TIMEOUT_S = 10.0
+SLOWNESS_INTERVAL_S = 1.0
 
 
 class NotMeasured(Exception):
@@ -90,6 +92,12 @@ class Watch:
             if after is not None:
                 self._curves.turn_ms.append(self._point(longest_turn_ms(before, after)))
                 before = after
+
+    async def feel_slowness(self) -> None:
+        """How slow the machine is."""
+        while True:
+            self._curves.slowness.append(self._point(slowness()))
+            await asyncio.sleep(SLOWNESS_INTERVAL_S)
 
     async def turns(self) -> dict[float, float] | None:
         """Turns of its event loop so far, by bucket."""

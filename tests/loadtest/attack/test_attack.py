@@ -14,7 +14,7 @@ from loadtest.attack.names import is_forged
 
 HELD = Figures(
     start_bytes=80 * MiB, worst_bytes=FULL.rss_bytes, health_ms=FULL.health_ms, handles=9, gap_ms=FULL.gap_ms,
-    late_ms=FULL.late_ms, turn_ms=FULL.turn_ms, back_bytes=80 * MiB + (FULL.back_bytes or 0), back_s=60,
+    late_ms=FULL.late_ms, turn_ms=FULL.turn_ms, slowness=1.0, back_bytes=80 * MiB + (FULL.back_bytes or 0), back_s=60,
 )  # fmt: skip
 
 
@@ -31,6 +31,7 @@ def test_what_is_just_within_its_bounds_has_held() -> None:
         ({"gap_ms": HELD.gap_ms + 1}, "between two sends"),
         ({"late_ms": FULL.late_ms + 1}, "late by 1,001 ms"),
         ({"turn_ms": FULL.turn_ms + 1}, "longest turn"),
+        ({"turn_ms": 2 * FULL.turn_ms + 1, "slowness": 2.0}, "2.0 times as slow"),
     ],
 )
 def test_each_bound_is_one(worse: dict[str, float], word: str) -> None:

@@ -8,7 +8,7 @@ import time
 from prometheus_client import CollectorRegistry, generate_latest
 
 from gateway.main.loop_watch import LoopWatch
-from loadtest.attack.curves import Point, longest_turn_ms, loop_turns, thinned, worst
+from loadtest.attack.curves import Point, longest_turn_ms, loop_turns, middle, thinned, worst
 
 INFINITE = float("inf")
 
@@ -55,3 +55,9 @@ def test_the_longest_turn_is_the_highest_bucket_that_grew() -> None:
     assert longest_turn_ms(before, {0.05: 4.0, 0.1: 4.0, INFINITE: 5.0}) == 50
     assert longest_turn_ms(before, {0.05: 1.0, 0.1: 3.0, INFINITE: 4.0}) == 100
     assert longest_turn_ms(before, {0.05: 2.0, 0.1: 2.0, INFINITE: 4.0}) == INFINITE
+
+
+def test_the_middle_of_a_while_is_of_what_was_to_be_had() -> None:
+    points = [Point(1, 9.0), Point(2, 1.0), Point(3, None), Point(4, 3.0), Point(5, 2.0), Point(6, 9.0)]
+    assert middle(points, 2, 5) == 2
+    assert middle(points, 3, 3) is None

@@ -22,6 +22,7 @@ HELD = Row(
     name="idle", tried="connections", victim="default", began_s=1, ended_s=5,
     figures=Figures(
         start_bytes=80 * MiB, worst_bytes=90 * MiB, health_ms=12.4, handles=120, gap_ms=60, late_ms=3, turn_ms=100,
+        slowness=1.0,
         back_bytes=81 * MiB, back_s=5,
     ),
     seen={"503": 40, "left open": 60}, problems=[],
@@ -51,9 +52,10 @@ def test_a_dead_victim_is_a_failed_row_without_numbers() -> None:
 
 
 def test_a_turn_that_is_not_counted_is_shorter_than_what_is() -> None:
-    assert turn(0) == "< 50 ms"
-    assert turn(100.0) == "≤ 100 ms"
-    assert turn(float("inf")) == "beyond all bounds"
+    assert turn(0, 1) == "< 50 ms"
+    assert turn(100.0, 1) == "≤ 100 ms"
+    assert turn(80.0, 1.62) == "≤ 80 ms (machine 1.6 times as slow)"
+    assert turn(float("inf"), 1) == "beyond all bounds"
 
 
 def test_only_what_is_between_the_marks_changes() -> None:
