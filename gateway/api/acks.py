@@ -13,8 +13,9 @@ from gateway.groups.protocol import Groups, Settled
 def begin_ack(
     groups: Groups, everything: AllLeases, group: str, receipts: Sequence[str], own: Leases | None = None
 ) -> asyncio.Future[Sequence[Settled]]:
-    """As `settle` of an ack, begun on return, for who does not cancel it: it is done, and told to the ledgers, whoever
-    is gone by then. Raises, and the future, as `Groups.ack`."""
+    """Acknowledge records, begun on return; the future has what became of each receipt, in the order asked, and is done
+    when the acks are durable. They are written, and the ledgers told, also when nobody waits any more: wait for it with
+    `uncancelled`. `own`: the ledger that is asked before all others. Raises, and the future, as `Groups.ack`."""
     acking = asyncio.ensure_future(groups.ack(group, receipts))
     acking.add_done_callback(partial(_acked, everything, group, own))
     return acking

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from gateway.api.shapes.answers import Worker
 from gateway.api.shapes.commands import Nack, Reject
-from gateway.api.shapes.groups import AckReceipts, ExtendBody, NackBody, RejectBody
+from gateway.api.shapes.groups import ExtendBody, NackBody, RejectBody
 from gateway.api.workers import POLLED_GROUPS_MAX, Pollers
 from gateway.groups.machines.copies import place_name
 from gateway.groups.protocol import LEASE_OVER, Accepted, Groups, Run, Settled
@@ -265,16 +265,15 @@ async def settle(
     clock: Clock,
     everything: AllLeases,
     group: str,
-    wanted: AckReceipts | NackBody | Nack | RejectBody | Reject | ExtendBody,
+    wanted: NackBody | Nack | RejectBody | Reject | ExtendBody,
     own: Leases | None = None,
 ) -> Sequence[Settled]:
-    """Do what a consumer says about records in its hands; what became of each receipt, in the order asked. Acks and
-    rejections are durable on return. `own`: the ledger that is asked before all others. Raises as `Groups`."""
+    """Do what a consumer says about records in its hands, but for acks (acks.py); what became of each receipt, in the
+    order asked. Rejections are durable on return. `own`: the ledger that is asked before all others. Raises as
+    `Groups`."""
     receipts = wanted.receipts
     until_ms = None
     match wanted:
-        case AckReceipts():
-            results = await groups.ack(group, receipts)
         case NackBody() | Nack():
             results = await groups.nack(group, receipts, delay_ms=wanted.delay_ms, reason=wanted.reason or "")
         case RejectBody() | Reject():

@@ -22,6 +22,7 @@ from aiohttp import hdrs, web
 from msgspec import convert
 from msgspec.structs import asdict
 
+from gateway.api.acks import begin_ack
 from gateway.api.figures import GROUP_STEP_MS, MINUTE_MS
 from gateway.api.lease import settle
 from gateway.api.light import check_receives
@@ -95,6 +96,7 @@ from store import record_batch
 from store.errors import UnknownQueue
 from store.limits import MiB
 from store.turns import others_turn
+from store.uncancelled import uncancelled
 
 RECEIVED_BYTES_MAX = 16 * MiB
 """Memory of the answer to one receive, which is made as a whole: what does not fit comes with the next one."""
@@ -452,10 +454,10 @@ async def ack(gateway: Gateway, request: web.Request, body: bytes) -> web.Respon
     check_accept(request)
     group = _group_named(request)
     if len(body) > SMALL_BODY_BYTES_MAX:  # receipts: what is "up_to" somewhere is short
-        return await _settled(gateway, request, read_shape(AckReceipts, body, gateway))
+        return await _acked(gateway, request, group, read_shape(AckReceipts, body, gateway))
     wanted = json_object(body) if body.strip() else {}
     if "up_to" not in wanted:
-        return await _settled(gateway, request, load(AckReceipts, wanted, gateway.limits))
+        return await _acked(gateway, request, group, load(AckReceipts, wanted, gateway.limits))
     up_to = load(AckUpTo, wanted, gateway.limits).up_to
     access_of(request).check(Permission.RECEIVE, topic=up_to.topic)
     count = await gateway.groups.ack_up_to(group, TopicPartition(up_to.topic, up_to.partition), up_to.offset)
@@ -604,17 +606,14 @@ def _partitions(request: web.Request, partitions: Sequence[Partition]) -> list[a
     return [answers.TopicPartition(one.topic, one.partition) for one in partitions if is_visible(request, one.topic)]
 
 
-async def _settled(
-    gateway: Gateway, request: web.Request, wanted: AckReceipts | NackBody | RejectBody | ExtendBody
-) -> web.Response:
-    return json_answer(request, orjson.Fragment(await settled_as_answer(gateway, _group_named(request), wanted)))
+async def _acked(gateway: Gateway, request: web.Request, group: str, wanted: AckReceipts) -> web.Response:
+    results = await uncancelled(begin_ack(gateway.groups, gateway.leases, group, wanted.receipts))
+    return json_answer(request, orjson.Fragment(results_as_answer(results)))
 
 
-async def settled_as_answer(
-    gateway: Gateway, group: str, wanted: AckReceipts | NackBody | RejectBody | ExtendBody
-) -> bytes:
-    """What became of receipts. Raises as `settle`."""
-    return results_as_answer(await settle(gateway.groups, gateway.clock, gateway.leases, group, wanted))
+async def _settled(gateway: Gateway, request: web.Request, wanted: NackBody | RejectBody | ExtendBody) -> web.Response:
+    results = await settle(gateway.groups, gateway.clock, gateway.leases, _group_named(request), wanted)
+    return json_answer(request, orjson.Fragment(results_as_answer(results)))
 
 
 def results_as_answer(results: Sequence[Settled]) -> bytes:

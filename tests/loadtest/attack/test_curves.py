@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from gateway.main.loop_watch import LoopWatch
 from loadtest.attack.curves import Point, longest_turn_ms, loop_turns, middle, thinned, worst
+from loadtest.attack.run import _longest
 
 INFINITE = float("inf")
 
@@ -55,6 +56,16 @@ def test_the_longest_turn_is_the_highest_bucket_that_grew() -> None:
     assert longest_turn_ms(before, {0.05: 4.0, 0.1: 4.0, INFINITE: 5.0}) == 50
     assert longest_turn_ms(before, {0.05: 1.0, 0.1: 3.0, INFINITE: 4.0}) == 100
     assert longest_turn_ms(before, {0.05: 2.0, 0.1: 2.0, INFINITE: 4.0}) == INFINITE
+
+
+def test_the_longest_turn_is_as_long_as_the_log_says_if_it_has_a_line_for_each() -> None:
+    before, after = {0.05: 1.0, 0.1: 1.0, INFINITE: 1.0}, {0.05: 1.0, 0.1: 3.0, INFINITE: 3.0}
+    lines = [f"event loop held ms=90 cpu_ms={cpu_ms} by=unknown count=1" for cpu_ms in (51, 63)]
+    assert _longest(before, after, lines) == 63
+    assert _longest(before, after, lines[:1]) == 100, "of the other one only the bound is known"
+    assert _longest(before, after, []) == 100
+    assert _longest(before, before, []) == 0
+    assert _longest(before, None, lines) is None
 
 
 def test_the_middle_of_a_while_is_of_what_was_to_be_had() -> None:
