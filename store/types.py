@@ -308,7 +308,7 @@ class LightRecord(NamedTuple):
 
 
 LightWake = Callable[[LightRecord | None], None]
-"""Told of the next record of a light queue, None: there may be one, or several."""
+"""Called with the next record of a light queue, or with None: there may be one, or several."""
 
 
 class LightRead(NamedTuple):

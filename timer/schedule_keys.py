@@ -39,8 +39,8 @@ from timer.state import TimerState
 _MARK = SCHEDULE_KEY_HEADER.encode()
 _TRIES = 20
 _HOLDERS_AT_ONCE = 64
-"""Of so many keys it is looked who has them while deliveries wait: some milliseconds, with a read of the log for each.
-"""
+"""Keys whose holders are checked in one hold of the lock, while deliveries wait: some milliseconds, with a read of the
+log for each."""
 
 
 class _Holder(NamedTuple):

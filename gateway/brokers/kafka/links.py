@@ -66,8 +66,8 @@ FIT_FRESH_S = 5.0
 TRY_TIMEOUT_S = 5.0
 REFRESH_TIMEOUT_S = 2.0
 REFRESH_PAUSE_S = 0.5
-"""Metadata that could not be had are asked for again after so long, however many want them: each look goes to all
-brokers, and aiokafka logs a line for each that is away."""
+"""When metadata could not be had, it is asked for again only after this time, however many callers want it: a request
+goes to all brokers in turn, and aiokafka logs a line for each that is away."""
 
 TRIES = 20
 PAUSE_S = 0.1
@@ -115,7 +115,7 @@ class Links:
         self._clients: dict[str, AIOKafkaClient] = {}
         self._admin: AIOKafkaAdminClient | None = None
         self._connecting = asyncio.Lock()
-        self._not_before_s: dict[AIOKafkaClient, float] = {}  # when to look again at metadata that could not be had
+        self._not_before_s: dict[AIOKafkaClient, float] = {}  # when metadata that could not be had may be asked for
         self._fit: dict[str, tuple[int, float]] = {}  # topics: how many partitions, and until when that is believed
         self.trouble: str | None = None
         """See `Kafka.trouble`."""

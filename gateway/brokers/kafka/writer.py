@@ -45,8 +45,8 @@ GIVE_UP_S = 10.0
 """How long a caller waits for a cluster that does not answer."""
 
 GIVE_UP_LOOK_S = 0.5
-"""How often it is looked who has waited for so long, whatever is waited for just then: a leader whose replicas are away
-takes 8 s for each try."""
+"""How often callers are checked for having waited that long, also while an answer of Kafka is awaited: a leader whose
+replicas are away takes 8 s for each try."""
 
 DRAIN_S = 1.0
 """How long a move waits for what is on its way."""
@@ -294,8 +294,8 @@ class Writer:
             self._on_stored(self.end)
 
     def _give_up(self) -> None:
-        """Answer callers who have waited for too long, now and then. What was sent is sent on: it may be stored
-        already."""
+        """Answer callers who have waited for too long, and check again later. What was sent is sent on: it may be
+        stored already."""
         loop = asyncio.get_running_loop()
         until_s = loop.time() - GIVE_UP_S
         for call in self._sent:

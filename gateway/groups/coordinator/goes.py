@@ -16,8 +16,8 @@ Answer = TypeVar("Answer")
 Told = TypeVar("Told", contravariant=True)
 
 
-class Caller(Protocol[Told]):
-    """Who is told of the answer to a call: a future, or who needs none."""
+class Waiter(Protocol[Told]):
+    """What gets the answer to a call: a future, or an object that needs none."""
 
     def done(self) -> bool:
         """Whether it waits no more."""
@@ -32,8 +32,8 @@ class Caller(Protocol[Told]):
         ...
 
 
-_Call = tuple[str | None, Asked, Caller[Answer]]
-"""Of which member, what it asks for, and who is told."""
+_Call = tuple[str | None, Asked, Waiter[Answer]]
+"""Of which member, what it asks for, and what gets the answer."""
 
 
 class Goes(Generic[Key, Asked, Answer]):
@@ -66,7 +66,7 @@ class Goes(Generic[Key, Asked, Answer]):
         self.begin(key, member_id, asked, told)
         return await told
 
-    def begin(self, key: Key, member_id: str | None, asked: Asked, told: Caller[Answer]) -> None:
+    def begin(self, key: Key, member_id: str | None, asked: Asked, told: Waiter[Answer]) -> None:
         """The same, for who is told of it. None: of no member, so that others of the same may be in one go with it."""
         self._waiting.setdefault(key, []).append((member_id, asked, told))
         if key not in self._writing:
@@ -95,9 +95,9 @@ class Goes(Generic[Key, Asked, Answer]):
         finally:
             del self._writing[key]
 
-    def _take(self, key: Key, waiting: Sequence[_Call[Asked, Answer]]) -> list[tuple[Asked, Caller[Answer]]]:
+    def _take(self, key: Key, waiting: Sequence[_Call[Asked, Answer]]) -> list[tuple[Asked, Waiter[Answer]]]:
         """What goes now; the rest waits for the next go."""
-        going: list[tuple[Asked, Caller[Answer]]] = []
+        going: list[tuple[Asked, Waiter[Answer]]] = []
         members: set[str] = set()
         count = 0
         for call in waiting:

@@ -152,7 +152,7 @@ class _Asking:
 
 
 class _Told:
-    """Who is told of what a go has leased to it, without a future; see `goes.Caller`."""
+    """Who is told of what a go has leased to it, without a future; see `goes.Waiter`."""
 
     __slots__ = ("_tell",)
 
