@@ -69,16 +69,19 @@ async def test_processes_share_the_work_one_that_dies_is_started_again_and_sigte
     async with mq.connect(mq_server) as client:
         await client.topics.create(mails, 1)
         process = await command(tmp_path, mq_server, mails, "--processes", "2")
-        await client.send_many(mails, list(range(20)))
-        await until(lambda: len(done(tmp_path)) == 20)
+        sent = 0
+
+        async def send_until_so_many_worked(processes: int) -> None:
+            nonlocal sent
+            async with asyncio.timeout(PATIENCE_S):
+                while len({pid for _, pid in done(tmp_path)}) < processes:
+                    await client.send_many(mails, list(range(sent, sent + 10)))  # more than one alone can hold
+                    sent += 10
+                    await asyncio.sleep(0.1)
+
+        await send_until_so_many_worked(2)  # else the one that dies could be one that never did anything
         await client.send(mails, -1)  # kills a process; its messages come again when their leases end
-        sent = 20
-        # Until the process that was started in its place has done something: more than one alone can hold, each time.
-        async with asyncio.timeout(PATIENCE_S):
-            while len({pid for _, pid in done(tmp_path)}) < 3:
-                await client.send_many(mails, list(range(sent, sent + 10)))
-                sent += 10
-                await asyncio.sleep(0.1)
+        await send_until_so_many_worked(3)  # the one that was started in its place too
         await until(lambda: {value for value, _ in done(tmp_path)} >= {-1, *range(sent)})
         process.send_signal(signal.SIGTERM)
         async with asyncio.timeout(PATIENCE_S):
