@@ -63,13 +63,13 @@ def forget_pages(fd: int, end: int) -> None:
 
 
 def forget_files(directory: Path) -> None:
-    """Have all files in a directory, however deep, durable and out of the page cache."""
-    for path in directory.rglob("*"):
-        with suppress(FileNotFoundError):
-            if path.is_file():
-                with path.open("rb") as file:
-                    os.fdatasync(file.fileno())
-                    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    """Have all files in a directory, however deep, durable and out of the page cache. Its server may go on meanwhile:
+    what it deletes is passed over, whole directories too."""
+    for parent, _, names in os.walk(directory):
+        for name in names:
+            with suppress(FileNotFoundError), Path(parent, name).open("rb") as file:
+                os.fdatasync(file.fileno())
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 @contextmanager
