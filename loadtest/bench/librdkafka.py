@@ -93,7 +93,8 @@ def said(command: Sequence[str]) -> str:
     """What a load tool prints. Raises WorkFailed."""
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TOOL_TIMEOUT_S)
     if done.returncode:
-        raise WorkFailed(f"{Path(command[0]).name}: {(done.stdout + done.stderr)[-500:]}")
+        told = [line for line in (done.stdout + done.stderr).splitlines() if "|CONFWARN|" not in line]
+        raise WorkFailed(f"{Path(command[0]).name} ended with {done.returncode}: {' '.join(told)[-2000:]}")
     return done.stdout + done.stderr
 
 

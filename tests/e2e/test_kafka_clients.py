@@ -449,6 +449,7 @@ async def test_kafka_connect_file_stream_while_the_server_and_one_of_its_workers
                 value_converter=text, offset_storage_file_filename=tmp_path / f"offsets-{number}",
                 offset_flush_interval_ms=500, listeners=f"http://127.0.0.1:{free_port()}",
                 consumer_session_timeout_ms=6000, consumer_heartbeat_interval_ms=500,
+                producer_batch_size=500,  # a producer goes on with another partition once it has filled a batch
             )  # fmt: skip
             sink = _properties(
                 tmp_path / f"sink-{number}.properties", name="sink", tasks_max=1, file=sinks[number],
