@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from loadtest.bench.kafka import as_markdown
-from loadtest.bench.librdkafka import rate_of
+from loadtest.bench.librdkafka import rate_of, said
 from loadtest.bench.parts import Part
 from loadtest.peers.peer import WorkFailed
 
@@ -23,6 +23,13 @@ def test_the_rate_of_a_whole_run() -> None:
         rate_of(PRODUCED, 100_001)
     with pytest.raises(WorkFailed):
         rate_of("% ERROR", 1)
+
+
+def test_a_tool_that_counted_one_message_less_than_were_delivered_did_its_work() -> None:
+    command = ["sh", "-c", f"echo '{PRODUCED.replace('100000 messages', '99999 messages')}'; exit 1"]
+    assert rate_of(said(command, ended_by=(0, 1)), 100_000) == 231_000
+    with pytest.raises(WorkFailed, match="sh ended with 1: % 99999 messages"):
+        said(command)
 
 
 def test_a_row_says_who_is_faster_what_it_costs_and_what_limits_it() -> None:
