@@ -37,7 +37,7 @@ from store.log.recovery import PROGRESS_BYTES, Progress
 from store.record_batch import decode
 from store.snapshot import Snapshot, SnapshotFiles
 from store.topics import MOVED_IDS_QUEUE
-from store.types import NO_ID, Entry
+from store.types import Entry
 
 log = logging.getLogger(__name__)
 
@@ -182,8 +182,7 @@ class Idempotency(KnownSends):
             raise MalformedBatch(f"the ids of a partition that moves are not understood: {error}") from error
         self._moved.prune(now_ms)
         rows = self._moved.only_new(part)
-        count = sum(len(row.message_ids) - row.message_ids.count(NO_ID) + (row.request is not None) for row in rows)
-        self._index.check_room(count + len(self._moved), now_ms)
+        self._index.check_room(sum(row.id_count for row in rows) + len(self._moved), now_ms)
         return encode_part(rows, part.producers) if rows or part.producers else b""
 
     def is_saved(self, since: int) -> bool:

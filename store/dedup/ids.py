@@ -5,11 +5,10 @@ known by its index in it, so a request of a thousand records costs one id a part
 is completed by its repeat: what is known is answered, what is missing is appended.
 
 An entry that carries ids is one row; rows are numbered in the order of the log. A message id leads to its row and the
-record's index in it, packed into one integer.
+record's index in it, packed into one integer; a request id to its row, with an index that no record has.
 
-    rows        position, base offset, store time, queue      four columns of 8 bytes
-    ids         message id  ->  row << 17 | index             dicts, each and all in the order of the rows
-    requests    request id  ->  fingerprint, row, indexes     a part for each entry, in the order of the last row
+    rows        64 bytes each, and behind them the delays and indexes that some have, oldest first
+    ids         of messages and of requests -> row << 17 | index: store/dedup/id_table.py, some 30 bytes each
 
 Invariants
     D1  an id is known exactly while `now - store time of its entry <= window`; an id in the window is never forgotten
@@ -23,29 +22,37 @@ import struct
 from array import array
 from bisect import bisect_left
 from collections.abc import Collection, Iterator, Sequence
-from itertools import islice, repeat, takewhile
+from itertools import repeat
 from typing import NamedTuple
 
+from store.dedup.id_table import IdTable
 from store.errors import IdentityReused, TooManyIds
 from store.limits import BATCH_RECORDS_MAX
 from store.topics import TIMER_QUEUE
-from store.types import NO_FINGERPRINT, NO_ID, Entry, Identity, Original, QueueKey, RequestPart, ScheduleKey
+from store.types import (
+    NO_FINGERPRINT,
+    NO_ID,
+    Entry,
+    Identity,
+    Original,
+    QueueKey,
+    RequestPart,
+    ScheduleKey,
+)
 
 _INDEX_BITS = 17
 _INDEX_MASK = (1 << _INDEX_BITS) - 1
-assert BATCH_RECORDS_MAX <= _INDEX_MASK
+_REQUEST = _INDEX_MASK
+"""The index of a request id, which is no record's."""
+assert BATCH_RECORDS_MAX <= _REQUEST
 
 DELAY = struct.Struct(">qII")
 """What is kept of each record of a `__timer` entry: due ms, topic id, queue id."""
 
-IDS_PER_DICT_MAX = 2**19 * 2 // 3
-"""A dict that grows is copied, at once, with the interpreter held: 60 ms and twice its memory at a million ids. It is
-as large as one of 2**19 slots gets without; further ids begin another."""
-assert BATCH_RECORDS_MAX <= IDS_PER_DICT_MAX
+NOT_A_RUN = 0xFFFF_FFFF
+"""Instead of the first index of a row's records in their request: the indexes do not follow each other."""
 
-_PRUNES_PER_WINDOW = 64
-PRUNED_AT_ONCE = 20_000
-_GO_ON_MS = 10
+_PRUNES_PER_WINDOW = 256
 
 
 class Row(NamedTuple):
@@ -58,6 +65,11 @@ class Row(NamedTuple):
     message_ids: Sequence[bytes]
     request: RequestPart | None
     delays: bytes
+
+    @property
+    def id_count(self) -> int:
+        """Ids that take room: of messages, and of a part of a request."""
+        return len(self.message_ids) - self.message_ids.count(NO_ID) + (self.request is not None)
 
 
 class Part(NamedTuple):
@@ -81,26 +93,42 @@ class Columns(NamedTuple):
     delays: Sequence[tuple[int, bytes]]  # row, DELAY structs
 
 
+class _Kept(NamedTuple):
+    """A row, as it is held. `ids_until`, `extras_until`: of all rows that ever were, up to this one."""
+
+    position: int
+    base_offset: int
+    time_ms: int
+    queue: int  # see `packed_queue`
+    ids_until: int
+    extras_until: int  # bytes: DELAY structs, then the indexes in the request of a row that is NOT_A_RUN
+    fingerprint: bytes
+    first: int  # index in the request of the first record, or NOT_A_RUN
+    run_length: int  # records that belong to a request
+
+
+_KEPT = struct.Struct("qqqqQQ8sII")
+_INDEX_BYTES = array("I").itemsize
+_NOTHING = _Kept(0, 0, 0, 0, 0, 0, NO_FINGERPRINT, 0, 0)
+
+
 class DedupIndex:
     """The ids of one store. `ids_max` bounds message ids and parts of requests together."""
 
     def __init__(self, *, window_ms: int, ids_max: int) -> None:
         self._window_ms = window_ms
         self._ids_max = ids_max
+        self._table = IdTable(ids_max)
+        self._rows = bytearray()
+        self._extras = bytearray()
         self._first_row = 0
-        self._positions = array("q")
-        self._base_offsets = array("q")
-        self._times_ms = array("q")
-        self._queues = array("q")
-        self._ids: list[dict[bytes, int]] = [{}]  # an id is in one of them; see IDS_PER_DICT_MAX
-        self._requests: dict[bytes, tuple[Part, ...]] = {}
-        self._part_count = 0
-        self._delays: dict[int, bytes] = {}
+        self._last = _NOTHING  # row
+        self._gone = _NOTHING  # the last row that left the window
         self._prune_at_ms = 0
 
     def __len__(self) -> int:
-        """Ids that take room: message ids, and parts of requests."""
-        return sum(map(len, self._ids)) + self._part_count
+        """Ids that are remembered: message ids, and parts of requests."""
+        return self._last.ids_until - self._gone.ids_until
 
     # ---- asking --------------------------------------------------------------------------------------------------
 
@@ -112,53 +140,39 @@ class DedupIndex:
         found: dict[int, Original] = {}
         if identity.request is not None:
             self._find_indexes(identity.request, now_ms, found)
-        ids = identity.message_ids
-        for known in self._ids if ids else ():
-            if known.keys().isdisjoint(ids):
-                continue
-            for index, message_id in enumerate(ids):
-                value = known.get(message_id)
-                if value is not None and self._is_alive(value >> _INDEX_BITS, now_ms):
-                    found[index] = self._original(value >> _INDEX_BITS, value & _INDEX_MASK)
+        for index, packed in self._table.find(identity.message_ids):
+            at, place = (packed >> _INDEX_BITS) - self._first_row, packed & _INDEX_MASK
+            if place != _REQUEST and self._is_alive(at, now_ms):
+                found[index] = self._original(at, place)
         return found
 
     def _find_indexes(self, request: RequestPart, now_ms: int, found: dict[int, Original]) -> None:
         wanted = request.request_indexes
-        for part in self._requests.get(request.request_id, ()):
-            if not self._is_alive(part.row, now_ms):
+        for _, packed in self._table.find([request.request_id]):
+            at = (packed >> _INDEX_BITS) - self._first_row
+            if packed & _INDEX_MASK != _REQUEST or not self._is_alive(at, now_ms):
                 continue
-            if part.fingerprint != request.fingerprint and NO_FINGERPRINT not in (
-                part.fingerprint,
+            kept = self._kept(at)
+            if kept.fingerprint != request.fingerprint and NO_FINGERPRINT not in (
+                kept.fingerprint,
                 request.fingerprint,
             ):
                 raise IdentityReused("this Idempotency-Key was used for a request with another content")
-            if part.request_indexes[-1] < wanted[0] or wanted[-1] < part.request_indexes[0]:
+            indexes = self._request_indexes(at)
+            if indexes[-1] < wanted[0] or wanted[-1] < indexes[0]:
                 continue
-            index_of = {request_index: index for index, request_index in enumerate(part.request_indexes)}
+            index_of = {request_index: index for index, request_index in enumerate(indexes)}
             for index, request_index in enumerate(wanted):
                 if (known := index_of.get(request_index)) is not None:
-                    found[index] = self._original(part.row, known)
-
-    def _is_alive(self, row: int, now_ms: int) -> bool:
-        at = row - self._first_row
-        return at >= 0 and now_ms - self._times_ms[at] <= self._window_ms
-
-    def _original(self, row: int, index: int) -> Original:
-        at = row - self._first_row
-        position, time_ms = self._positions[at], self._times_ms[at]
-        if (delays := self._delays.get(row)) is not None:
-            due_ms, *queue = DELAY.unpack_from(delays, index * DELAY.size)
-            return Original(QueueKey(*queue), None, position, time_ms, ScheduleKey(due_ms, position, index))
-        return Original(unpacked_queue(self._queues[at]), self._base_offsets[at] + index, position, time_ms)
+                    found[index] = self._original(at, known)
 
     def check_room(self, count: int, now_ms: int) -> None:
         """Raises TooManyIds unless `count` more ids can be remembered now."""
         if len(self) + count <= self._ids_max:
             return
-        while self.prune(now_ms) and len(self) + count > self._ids_max:
-            pass
+        self.prune(now_ms)
         if len(self) + count > self._ids_max:
-            oldest_ms = self._times_ms[0] if self._times_ms else now_ms
+            oldest_ms = self._kept(0).time_ms if self._rows else now_ms
             raise TooManyIds(
                 f"{len(self)} ids of the last {self._window_ms} ms are remembered, as many as may be",
                 max(1, oldest_ms + self._window_ms + 1 - now_ms),
@@ -170,85 +184,71 @@ class DedupIndex:
         """Remember the ids of an entry; entries come in the order of the log."""
         if row.store_time_ms >= self._prune_at_ms:
             self.prune(row.store_time_ms)
-        number = self._first_row + len(self._positions)
-        self._positions.append(row.position)
-        self._base_offsets.append(row.base_offset)
-        self._times_ms.append(row.store_time_ms)
-        self._queues.append(packed_queue(row.queue))
+        packed = packed_index(self._first_row + self._row_count, 0)
         if row.message_ids:
-            first = number << _INDEX_BITS
-            self._put_ids(row.message_ids, range(first, first + len(row.message_ids)))
+            self._table.put(row.message_ids, range(packed, packed + len(row.message_ids)))
+        extras, fingerprint, first, count = row.delays, NO_FINGERPRINT, 0, 0
         if (request := row.request) is not None:
-            self._put_part(request.request_id, Part(request.fingerprint, number, request.request_indexes))
-        if row.delays:
-            self._delays[number] = row.delays
+            self._table.put([request.request_id], [packed | _REQUEST])
+            fingerprint, count = request.fingerprint, len(request.request_indexes)
+            first = first_of_run(request.request_indexes)
+            if first == NOT_A_RUN:
+                extras += array("I", request.request_indexes).tobytes()
+        self._extras += extras
+        self._last = _Kept(
+            row.position, row.base_offset, row.store_time_ms, packed_queue(row.queue),
+            self._last.ids_until + row.id_count, self._last.extras_until + len(extras), fingerprint, first, count,
+        )  # fmt: skip
+        self._rows += _KEPT.pack(*self._last)
 
     def restore(self, rows: Columns) -> None:
-        """Remember many entries at once."""
-        first = self._first_row + len(self._positions)
-        self._positions += rows.positions
-        self._base_offsets += rows.base_offsets
-        self._times_ms += rows.times_ms
-        self._queues += rows.queues
-        shift = packed_index(first, 0)
-        for at in range(0, len(rows.ids), IDS_PER_DICT_MAX):
-            some = slice(at, at + IDS_PER_DICT_MAX)
-            self._put_ids(rows.ids[some], [value + shift for value in rows.values[some]])
-        for request_id, part in rows.requests:
-            self._put_part(request_id, Part(part.fingerprint, part.row + first, part.request_indexes))
-        for number, delays in rows.delays:
-            self._delays[number + first] = delays
+        """Remember the rows of a block."""
+        for row in rows_of(rows, range(len(rows.positions))):
+            self.add(row)
 
-    def _put_ids(self, ids: Sequence[bytes], values: Sequence[int]) -> None:
-        for known in self._ids:
-            if not known.keys().isdisjoint(ids):  # they are out of the window; their turn in the order is new
-                for message_id in ids:
-                    known.pop(message_id, None)
-        if len(self._ids[-1]) + len(ids) > IDS_PER_DICT_MAX:
-            self._ids.append({})
-        newest = self._ids[-1]
-        newest.update(zip(ids, values, strict=True))
-        newest.pop(NO_ID, None)
-
-    def _put_part(self, request_id: bytes, part: Part) -> None:
-        self._requests[request_id] = (*self._requests.pop(request_id, ()), part)
-        self._part_count += 1
-
-    def prune(self, now_ms: int) -> bool:
-        """Let go of what is out of the window, of PRUNED_AT_ONCE of each kind: a million may leave it together, and
-        everything waits meanwhile. Whether there is more."""
-        dead_count = bisect_left(self._times_ms, now_ms - self._window_ms)
-        first_row = self._first_row + dead_count
-        end = first_row << _INDEX_BITS
-        id_count = self._prune_ids(end)
-        requests = takewhile(lambda item: item[1][-1].row < first_row, self._requests.items())
-        dead_requests = list(islice(requests, PRUNED_AT_ONCE))
-        for request_id, parts in dead_requests:
-            self._part_count -= len(parts)
-            del self._requests[request_id]
-        delays = list(islice(takewhile(first_row.__gt__, self._delays), PRUNED_AT_ONCE))
-        for row in delays:
-            del self._delays[row]
-        if PRUNED_AT_ONCE in (id_count, len(dead_requests), len(delays)):
-            self._prune_at_ms = now_ms + _GO_ON_MS  # not in the same turn of the event loop
-            return True
+    def prune(self, now_ms: int) -> None:
+        """Let go of what is out of the window: of rows at once, of ids in pieces, as a million may leave together and
+        everything waits meanwhile. They are known no more from then on."""
+        before_ms = now_ms - self._window_ms
+        if dead := bisect_left(range(self._row_count), before_ms, key=lambda at: self._kept(at).time_ms):
+            gone = self._kept(dead - 1)
+            del self._extras[: gone.extras_until - self._gone.extras_until]
+            del self._rows[: dead * _KEPT.size]
+            self._first_row += dead
+            self._gone = gone
+        self._table.sweep(packed_index(self._first_row, 0))
         self._prune_at_ms = now_ms + self._window_ms // _PRUNES_PER_WINDOW + 1
-        for column in (self._positions, self._base_offsets, self._times_ms, self._queues):
-            del column[:dead_count]
-        self._first_row = first_row
-        return False
 
-    def _prune_ids(self, end: int) -> int:
-        count = 0
-        while True:
-            oldest = self._ids[0]
-            dead = list(islice(takewhile(lambda item: item[1] < end, oldest.items()), PRUNED_AT_ONCE - count))
-            for message_id, _ in dead:
-                del oldest[message_id]
-            count += len(dead)
-            if oldest or len(self._ids) == 1:
-                return count
-            del self._ids[0]
+    # ---- rows, counted from the oldest that is held ----------------------------------------------------------------
+
+    @property
+    def _row_count(self) -> int:
+        return len(self._rows) // _KEPT.size
+
+    def _kept(self, at: int) -> _Kept:
+        return _Kept._make(_KEPT.unpack_from(self._rows, at * _KEPT.size))
+
+    def _is_alive(self, at: int, now_ms: int) -> bool:
+        return at >= 0 and now_ms - self._kept(at).time_ms <= self._window_ms
+
+    def _extras_of(self, at: int) -> tuple[bytearray, Sequence[int]]:
+        """DELAY structs, and the indexes in the request of a row that is NOT_A_RUN."""
+        kept, before, base = self._kept(at), self._kept(at - 1) if at else self._gone, self._gone.extras_until
+        extras = self._extras[before.extras_until - base : kept.extras_until - base]
+        delays_end = len(extras) - (_INDEX_BYTES * kept.run_length if kept.first == NOT_A_RUN else 0)
+        return extras[:delays_end], array("I", bytes(extras[delays_end:]))
+
+    def _request_indexes(self, at: int) -> Sequence[int]:
+        kept = self._kept(at)
+        return self._extras_of(at)[1] if kept.first == NOT_A_RUN else range(kept.first, kept.first + kept.run_length)
+
+    def _original(self, at: int, index: int) -> Original:
+        kept = self._kept(at)
+        if delays := self._extras_of(at)[0]:
+            due_ms, *queue = DELAY.unpack_from(delays, index * DELAY.size)
+            schedule = ScheduleKey(due_ms, kept.position, index)
+            return Original(QueueKey(*queue), None, kept.position, kept.time_ms, schedule)
+        return Original(unpacked_queue(kept.queue), kept.base_offset + index, kept.position, kept.time_ms)
 
 
 def row_of(entry: Entry, identity: Identity) -> Row:
@@ -288,6 +288,11 @@ def rows_of(columns: Columns, numbers: Collection[int]) -> Iterator[Row]:
             requests.get(number),
             delays.get(number, b""),
         )
+
+
+def first_of_run(indexes: Sequence[int]) -> int:
+    """The first of ascending numbers that follow each other, or NOT_A_RUN."""
+    return indexes[0] if indexes[-1] - indexes[0] == len(indexes) - 1 else NOT_A_RUN
 
 
 def packed_index(row: int, index: int) -> int:

@@ -32,7 +32,7 @@ from typing import NamedTuple
 
 from crc32c import crc32c
 
-from store.dedup.ids import DELAY, Columns, Part, Row, packed_index, packed_queue
+from store.dedup.ids import DELAY, NOT_A_RUN, Columns, Part, Row, first_of_run, packed_index, packed_queue
 from store.files import Files
 from store.types import ID_BYTES, NO_ID
 
@@ -47,7 +47,6 @@ _CRC_FROM = 4
 _PART = struct.Struct(">16s8sIII")
 _DELAYED = struct.Struct(">II")
 _ID = struct.Struct(f">{ID_BYTES}s")
-NOT_A_RUN = 0xFFFF_FFFF
 
 
 class Segment(NamedTuple):
@@ -150,9 +149,8 @@ def encode_block(rows: Sequence[Row]) -> bytes:
                     ids.append(message_id)
                     values.append(packed_index(number, index))
         if (request := row.request) is not None:
-            first, count = request.request_indexes[0], len(request.request_indexes)
-            if request.request_indexes[-1] - first != count - 1:
-                first = NOT_A_RUN
+            first, count = first_of_run(request.request_indexes), len(request.request_indexes)
+            if first == NOT_A_RUN:
                 request_indexes += request.request_indexes
             parts.append(_PART.pack(request.request_id, request.fingerprint, number, first, count))
         if row.delays:

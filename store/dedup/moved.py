@@ -168,7 +168,7 @@ class MovedIds:
         if position < self._until or rows is None:
             return
         self._until = position + 1
-        index = DedupIndex(window_ms=self._window_ms, ids_max=0)
+        index = DedupIndex(window_ms=self._window_ms, ids_max=len(rows.ids) + len(rows.requests))
         index.restore(rows)
         partition = self._of_partition.setdefault(unpacked_queue(rows.queues[0]), _Partition([], set()))
         keys = _keys_of(rows)

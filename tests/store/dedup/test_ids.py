@@ -12,8 +12,6 @@ import pytest
 
 from store.dedup.ids import (
     DELAY,
-    IDS_PER_DICT_MAX,
-    PRUNED_AT_ONCE,
     Columns,
     DedupIndex,
     Row,
@@ -144,70 +142,76 @@ def test_parts_of_requests_take_room_too() -> None:
     assert len(known) == 0
 
 
-def test_what_leaves_the_window_together_goes_in_pieces_and_is_known_no_more_meanwhile() -> None:
-    count = 3 * PRUNED_AT_ONCE
-    known = index(ids_max=count + 10)
+def test_what_leaves_the_window_together_goes_at_once_and_makes_room() -> None:
+    count = 60_000
+    known = index(ids_max=count + 60)
     for first in range(0, count, 1_000):
         known.add(row(0, *range(first, first + 1_000), request=part(0, number=-1 - first)))
+    assert len(known) == count + 60
     after_ms = WINDOW_MS + 1
-    sizes = []
-    for time_ms in (after_ms, after_ms + 1, after_ms + 100, after_ms + 200, after_ms + 300):
-        known.add(row(time_ms, -time_ms - count))
-        sizes.append(len(known))
-    left = count + 60
-    assert sizes[:2] == [left + 1 - PRUNED_AT_ONCE - 60, left + 2 - PRUNED_AT_ONCE - 60]
-    assert sizes[-1] == 5
-    assert found(known, after_ms, 1, count - 1) == {}
-    full = index(ids_max=count)
-    full.add(row(0, *range(count)))
-    full.check_room(2 * PRUNED_AT_ONCE + 1, after_ms)
-    assert len(full) <= PRUNED_AT_ONCE
     with pytest.raises(TooManyIds):
-        full.check_room(count + 1, after_ms)
-
-
-@pytest.mark.parametrize("dict_max", [1, 3, 4, 5, 100])
-def test_however_many_dicts_hold_the_ids_the_same_are_known(dict_max: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Against a plain dict: ids of rows of 1 to `dict_max`, some again after their window, forgotten in pieces."""
-    monkeypatch.setattr("store.dedup.ids.IDS_PER_DICT_MAX", dict_max)
-    monkeypatch.setattr("store.dedup.ids.PRUNED_AT_ONCE", 3)
-    random = Random(dict_max)
-    known, plain = index(), dict[int, int]()
-    for now_ms in range(0, 6 * WINDOW_MS, 70):
-        forgotten = [number for number in range(60) if plain.get(number, -WINDOW_MS - 1) < now_ms - WINDOW_MS]
-        numbers = random.sample(forgotten, min(random.randint(1, dict_max), len(forgotten)))
-        known.add(row(now_ms, *numbers))
-        plain |= dict.fromkeys(numbers, now_ms)
-        alive = {number for number, time_ms in plain.items() if now_ms - time_ms <= WINDOW_MS}
-        assert set(found(known, now_ms, *range(60))) == alive
-        assert len(alive) <= len(known) <= len(plain)
-        assert max(map(len, known._ids)) <= dict_max
-    while known.prune(9 * WINDOW_MS):
-        pass
+        known.check_room(1, WINDOW_MS)
+    known.check_room(count + 60, after_ms)
     assert len(known) == 0
-    assert len(known._ids) == 1
+    assert found(known, 0, 1, count - 1) == {}
+    with pytest.raises(TooManyIds):
+        known.check_room(count + 61, after_ms)
 
 
-def test_a_million_ids_are_in_dicts_of_the_size_that_copies_in_a_turn() -> None:
-    known = index(ids_max=3 * IDS_PER_DICT_MAX)
-    each = IDS_PER_DICT_MAX // 5
-    rows = [Row(each * n, each * n, 0, QUEUE, [b"%016d" % id for id in range(each * n, each * (n + 1))], None, b"")
-            for n in range(6)]  # fmt: skip
-    for one in rows:
-        known.add(one)
-    assert [len(ids) for ids in known._ids] == [5 * each, each]
-    loaded = index(ids_max=3 * IDS_PER_DICT_MAX)
-    for columns in decode_blocks(b"".join(encode_block([one]) for one in rows)):
-        loaded.restore(columns)
-    asked = Identity(message_ids=[b"%016d" % id for id in (0, each, 5 * each - 1, 5 * each, 6 * each - 1, 6 * each)])
-    assert list(known.find(asked, 0)) == list(loaded.find(asked, 0)) == [0, 1, 2, 3, 4]
+def test_what_is_partly_out_of_the_window_makes_room_by_what_is() -> None:
+    known = index(ids_max=5)
+    known.add(row(0, 1, 2))
+    known.add(row(10, 3, request=part(0)))
+    with pytest.raises(TooManyIds) as refusal:
+        known.check_room(4, WINDOW_MS + 1)
+    assert refusal.value.retry_after_ms == 10
+    assert len(known) == 2
+    known.check_room(3, WINDOW_MS + 1)
+    with pytest.raises(TooManyIds):
+        known.check_room(4, WINDOW_MS + 10)
+    known.check_room(4, WINDOW_MS + 11)
+
+
+@pytest.mark.parametrize("swept", [1, 2, 3, 100])
+def test_however_slowly_the_table_is_swept_the_same_are_known(swept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Against a plain dict: rows of 1 to 5 ids, some again after their window, requests and delays among them."""
+    monkeypatch.setattr("store.dedup.id_table.SWEPT_AT_ONCE", swept)
+    random = Random(swept)
+    known, plain = index(ids_max=200), dict[int, tuple[int, int | None]]()
+    for now_ms in range(0, 6 * WINDOW_MS, 7):
+        forgotten = [number for number in range(60) if now_ms - plain.get(number, (-WINDOW_MS - 1, 0))[0] > WINDOW_MS]
+        numbers = random.sample(forgotten, min(random.randint(1, 5), len(forgotten)))
+        is_delayed = random.random() < 0.3
+        delays = b"".join([DELAY.pack(number, 16, 1) for number in numbers]) if is_delayed else b""
+        places = sorted(random.sample(range(len(numbers) + 1), len(numbers)))
+        request = part(*places, number=-1 - now_ms) if numbers and random.random() < 0.5 else None
+        known.add(Row(now_ms, 10 * now_ms, now_ms, QUEUE, ids(*numbers), request, delays))
+        plain |= {number: (now_ms, None if is_delayed else 10 * now_ms + at) for at, number in enumerate(numbers)}
+        alive = {number: offset for number, (time_ms, offset) in plain.items() if now_ms - time_ms <= WINDOW_MS}
+        originals = found(known, now_ms, *range(60))
+        assert {at: original.offset for at, original in originals.items()} == alive
+        for at, offset in alive.items():
+            schedule = originals[at].schedule
+            assert (schedule is None) == (offset is not None)
+            assert schedule is None or schedule.due_ms == at
+        if request is not None:
+            assert known.find(Identity(request=request), now_ms).keys() == set(range(len(numbers)))
+    known.prune(9 * WINDOW_MS)
+    assert len(known) == len(known._rows) == len(known._extras) == 0
+
+
+def test_a_message_is_not_known_by_a_request_id_nor_a_request_by_a_message_id() -> None:
+    known = index()
+    known.add(row(0, 1, request=part(0, number=2)))
+    assert found(known, 0, 2) == {}
+    assert known.find(Identity(request=part(0, number=1)), 0) == {}
 
 
 MILLION = 1_000_000
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("each", "bytes_max"), [("ids", 140), ("requests", 450)])
+@pytest.mark.parametrize(("each", "bytes_max"), [("ids", 45), ("requests", 120)])
 def test_a_million_take_the_memory_that_the_security_page_says(each: str, bytes_max: int) -> None:
     known = index(ids_max=MILLION)
     tracemalloc.start()
