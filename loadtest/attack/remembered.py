@@ -68,7 +68,7 @@ ATTACKS = (
         tried="{keys} requests with an `Idempotency-Key` each",
         run=idempotency_keys, prepare=make_topic,
         full={"keys": 30_000}, short={"keys": 300},
-        keeps=Kept("keys", "keys are remembered for ten minutes", 450),
+        keeps=Kept("keys", "keys are remembered for ten minutes", 110),
     ),
     Attack(
         name="message-ids",
@@ -76,7 +76,7 @@ ATTACKS = (
         run=message_ids, prepare=make_topic,
         full={"ids": 1_100_000, "a_request": 10_000, "seconds": 40},
         short={"ids": 5_000, "a_request": 1_000, "seconds": 2},
-        keeps=Kept("ids", "ids are remembered for ten minutes", 450),
+        keeps=Kept("ids", "ids are remembered for ten minutes", 110),
     ),
     Attack(
         name="schedule-keys",
