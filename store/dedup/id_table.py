@@ -31,6 +31,11 @@ class IdTable:
         self._chains = [self._empty] * (self._mask + 1)
         self._swept = 0
 
+    @property
+    def sweep_count(self) -> int:
+        """Sweeps after which all chains were looked through."""
+        return -(-len(self._chains) // SWEPT_AT_ONCE)
+
     def put(self, ids: Sequence[bytes], numbers: Iterable[int]) -> None:
         """Add ids with a number each, none below one that is here; NO_ID is passed over."""
         chains, mask = self._chains, self._mask

@@ -52,7 +52,9 @@ DELAY = struct.Struct(">qII")
 NOT_A_RUN = 0xFFFF_FFFF
 """Instead of the first index of a row's records in their request: the indexes do not follow each other."""
 
-_PRUNES_PER_WINDOW = 256
+_PRUNES_PER_WINDOW = 64
+_ROUNDS_PER_WINDOW = 4
+"""In which all chains are swept: so much of a window later than it might an id's memory is free."""
 
 
 class Row(NamedTuple):
@@ -217,7 +219,8 @@ class DedupIndex:
             self._first_row += dead
             self._gone = gone
         self._table.sweep(packed_index(self._first_row, 0))
-        self._prune_at_ms = now_ms + self._window_ms // _PRUNES_PER_WINDOW + 1
+        prunes = max(_PRUNES_PER_WINDOW, _ROUNDS_PER_WINDOW * self._table.sweep_count)
+        self._prune_at_ms = now_ms + self._window_ms // prunes + 1
 
     # ---- rows, counted from the oldest that is held ----------------------------------------------------------------
 

@@ -200,6 +200,18 @@ def test_however_slowly_the_table_is_swept_the_same_are_known(swept: int, monkey
     assert len(known) == len(known._rows) == len(known._extras) == 0
 
 
+@pytest.mark.parametrize("ids_max", [1_000, 8_000])
+def test_the_table_holds_little_more_than_the_window_however_many_chains_it_has(
+    ids_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("store.dedup.id_table.SWEPT_AT_ONCE", 2)
+    known, window_ms = DedupIndex(window_ms=4_000, ids_max=ids_max), 4_000
+    for now_ms in range(0, 3 * window_ms, 4):
+        known.add(row(now_ms, now_ms))
+        assert sum(map(len, known._table._chains)) <= 24 * 1.3 * (window_ms // 4 + 1)
+    assert len(known) >= window_ms // 4
+
+
 def test_a_message_is_not_known_by_a_request_id_nor_a_request_by_a_message_id() -> None:
     known = index()
     known.add(row(0, 1, request=part(0, number=2)))
