@@ -71,7 +71,7 @@ def columns_of(batch: Buffer, count: int) -> Columns | None:
         if time_delta != runs[0][2].time_delta:
             return None
         for place in range(time_from, time_end):
-            if bytes(data[place:end:size]).count(data[place]) != run_count:
+            if bytes(data[place:end:size]) != bytes((data[place],)) * run_count:
                 return None
         key_end, value_end = key_from + max(0, key_bytes), value_from + max(0, value_bytes)
         fields = struct.Struct(
@@ -145,17 +145,23 @@ def _run(data: Buffer, at: int, delta: int, count: int) -> tuple[int, _Record]:
     alike = min(count, deltas_end) - delta
     alike = min(alike, (len(data) - at) // size)
     for fixed in (*range(at, attributes_at), *range(key_at, key_from), *range(value_at, value_from)):
-        same = bytes(data[fixed : at + alike * size : size])
-        alike -= len(same.lstrip(same[:1]))
+        alike = _led_by(bytes(data[fixed : at + alike * size : size]), data[fixed])
     for index in range(attributes_at + 1, offset_at):
         flags = bytes(data[index : at + alike * size : size]).translate(_TO_FLAGS)
-        alike -= len(flags.lstrip(b"\0" if index == offset_at - 1 else b"\1"))
+        alike = _led_by(flags, index < offset_at - 1)
     for index, expected in zip(range(offset_at, key_at), _offsets(offset_bytes), strict=True):
         if bytes(data[index : at + alike * size : size]) != expected[delta : delta + alike]:
             return 0, first
     for zero in (attributes_at, headers_at):
-        alike -= len(bytes(data[zero : at + alike * size : size]).lstrip(b"\0"))
+        alike = _led_by(bytes(data[zero : at + alike * size : size]), 0)
     return alike, first
+
+
+def _led_by(taken: bytes, byte: int) -> int:
+    """How many bytes at the beginning are this one. Nearly always all are: to compare takes a thirtieth of the time of
+    `lstrip`, which looks at one after the other."""
+    alone = bytes((byte,))
+    return len(taken) if taken == alone * len(taken) else len(taken) - len(taken.lstrip(alone))
 
 
 def _varint(data: Buffer, at: int) -> tuple[int, int]:
