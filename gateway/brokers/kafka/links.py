@@ -209,7 +209,8 @@ class Links:
         return None
 
     async def _refreshed(self, client: AIOKafkaClient) -> None:
-        """Look at the metadata again."""
+        """Look at the metadata again. aiokafka asks the brokers that it named last: where these are away, and it may be
+        one that named itself alone, the addresses of the settings lead to the others."""
         loop = asyncio.get_running_loop()
         if (wait_s := self._not_before_s.get(client, 0.0) - loop.time()) > 0:
             await asyncio.sleep(wait_s)
@@ -217,6 +218,11 @@ class Links:
         with suppress(TimeoutError, KafkaError, OSError):
             async with asyncio.timeout(REFRESH_TIMEOUT_S):
                 is_known = await client.force_metadata_update()
+        if not is_known:
+            with suppress(TimeoutError, KafkaError, OSError):
+                async with asyncio.timeout(REFRESH_TIMEOUT_S):
+                    await client.bootstrap()
+                    is_known = await client.force_metadata_update()
         self._not_before_s[client] = 0.0 if is_known else loop.time() + REFRESH_PAUSE_S
 
     async def _leader(self, client: AIOKafkaClient, topic: str, partition: int) -> int | None:
@@ -411,8 +417,16 @@ class Links:
         """What the cluster answers an administrator. Raises Unreached, because of what aiokafka raises."""
         try:
             answer = await asked
+        except BrokerResponseError as error:
+            self.trouble = None
+            raise Unreached(repr(error)) from error
         except (KafkaError, OSError, TimeoutError) as error:
-            self.trouble = None if isinstance(error, BrokerResponseError) else repr(error)
+            self.trouble = repr(error)
+            if (
+                self._admin is not None
+            ):  # what it knows of the cluster may be of brokers that are away: see `_refreshed`
+                admin, self._admin = self._admin, None
+                await admin.close()
             raise Unreached(repr(error)) from error
         self.trouble = None
         return answer

@@ -295,15 +295,15 @@ class Writer:
 
     def _give_up(self) -> None:
         """Answer callers who have waited for too long, and check again later. What was sent is sent on: it may be
-        stored already."""
+        stored already, or is, behind one of which that is not known."""
         loop = asyncio.get_running_loop()
         until_s = loop.time() - GIVE_UP_S
-        for call in self._sent:
+        for call in (*self._stored, *self._sent):
             if call.since_s < until_s and not call.done.done():
                 call.done.set_exception(AnswerLost(f"Kafka does not answer for topic {self._topic}"))
         while self._waiting and self._waiting[0].since_s < until_s:
             self._fail(self._waiting.popleft(), BrokerUnreachable(f"Kafka does not answer for topic {self._topic}"))
-        is_needed = self._sent or self._waiting
+        is_needed = self._stored or self._sent or self._waiting
         self._looking = loop.call_later(GIVE_UP_LOOK_S, self._give_up) if is_needed else None
 
     def _refuse_waiting(self) -> None:

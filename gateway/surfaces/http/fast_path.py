@@ -7,9 +7,9 @@ All records of one turn of the event loop that go to the same partition are one 
 requests that the normal path would answer with success by the same steps: everything about the request is in the lists
 of its form (`plain.py`), its caller is known and allowed, its record is neither delayed nor has an id. Any other
 request goes to aiohttp untouched. When an append or a call fails each request of it goes there too, and the normal path
-answers the errors, or finds another broker. But when the answer of another node was lost it is told so here: the
-records may be stored, and the normal path would send them again. That is the only error answer of this file, and a
-request with an unknown header is never taken.
+answers the errors, or finds another broker. Two errors are told here: that the answer of another node was lost, as the
+records may be stored and the normal path would send them again; and that a broker could not be reached, once that
+took WAITED_S, as the normal path would wait as long again. A request with an unknown header is never taken.
 
     read    head    -> what it asks for: once for equal heads (heads.py)
     take    request -> rights, topic, record: each time; into the turn's batch
@@ -42,7 +42,7 @@ from gateway.api.errors import error_of
 from gateway.api.producer import Begun, Receipt
 from gateway.api.trail_files import Act, Outcome
 from gateway.auth.access import Access
-from gateway.brokers.base import AnswerLost
+from gateway.brokers.base import AnswerLost, BrokerUnreachable
 from gateway.codec.records import ProduceRecord
 from gateway.errors import RequestError
 from gateway.surfaces.http.admission import payer_of
@@ -65,6 +65,10 @@ log = logging.getLogger(__name__)
 BATCH_RECORDS_MAX = 256
 BATCH_BYTES_MAX = 256 * KiB
 """Records, and bytes of request bodies, of one batch: to answer so many takes a millisecond."""
+
+WAITED_S = 1.0
+"""After which an answer that a broker cannot be reached is not asked for again: those that take long are of clusters
+that do not answer for ten seconds."""
 
 _NAMED = b"%bMq-Acks: %b\r\nContent-Length: %%d\r\nDate: %b\r\nX-Request-Id: %%b\r\n\r\n%%b"
 _UNNAMED = b"%bContent-Length: %%d\r\nDate: %b\r\nX-Request-Id: %%b\r\n\r\n%%b"
@@ -274,12 +278,9 @@ class FastPath:
     def _answer(self, batch: _Batch, begun: Begun, _: asyncio.Future[list[Appended]]) -> None:
         try:
             offset, reached = self._producer.finish(begun)
-        except AnswerLost as error:
+        except (Exception, asyncio.CancelledError) as error:
             for waiting in batch.waiting:
-                self._tell_lost(waiting[0], error, waiting[3], batch.started_s)
-            return
-        except (Exception, asyncio.CancelledError):
-            self._give_back(batch.waiting)
+                self._failed(waiting[0], error, waiting[3], batch.started_s)
             return
         partition, now_ms = begun.partition, begun.now_ms
         elapsed_s = perf_counter() - batch.started_s
@@ -318,11 +319,8 @@ class FastPath:
     ) -> None:
         try:
             receipt = self._producer.finish_batch(begun)
-        except AnswerLost as error:
-            self._tell_lost(plain, error, client, started_s)
-            return
-        except (Exception, asyncio.CancelledError):
-            client.reply(None)
+        except (Exception, asyncio.CancelledError) as error:
+            self._failed(plain, error, client, started_s)
             return
         template = _template(plain.asked, receipt.acks)
         self._reply(plain, template, form.answer(receipt), client, perf_counter() - started_s)
@@ -385,14 +383,18 @@ class FastPath:
 
     # ------------------------------------------------------------------------------------------------ answers
 
-    def _tell_lost(self, plain: Plain, error: AnswerLost, client: Client, started_s: float) -> None:
-        """Answer a request that another node may have done: the normal path would send it again."""
+    def _failed(self, plain: Plain, error: BaseException, client: Client, started_s: float) -> None:
+        """Answer a request of which the append failed, or leave it to the normal path, which begins it again."""
+        is_early = perf_counter() - started_s < WAITED_S
+        if not isinstance(error, AnswerLost | BrokerUnreachable) or (isinstance(error, BrokerUnreachable) and is_early):
+            self._loop.call_soon(client.reply, None)
+            return
         request_id = self._request_ids.new() if plain.request_id is None else plain.request_id
         refused = error_answer(error_of(error), request_id)
         assert isinstance(refused.body, bytes)
         plain.stats.answered(refused.status, perf_counter() - started_s)
         template = _UNNAMED % (
-            head_of(f"{refused.status} {refused.reason}", JSON_TYPE),
+            head_of(f"{refused.status} {refused.reason}", JSON_TYPE, refused.headers.get(hdrs.RETRY_AFTER)),
             rfc822_formatted_time().encode(),
         )
         client.reply(template % (len(refused.body), request_id.encode(), refused.body))

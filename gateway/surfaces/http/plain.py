@@ -143,6 +143,7 @@ def is_plain(message: RawRequestMessage) -> bool:
     )
 
 
-def head_of(status: str, content_type: str) -> bytes:
+def head_of(status: str, content_type: str, retry_after: str | None = None) -> bytes:
     """What an answer begins with."""
-    return f"HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\n".encode()
+    more = "" if retry_after is None else f"Retry-After: {retry_after}\r\n"
+    return f"HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\n{more}".encode()

@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 from aiokafka.client import ConnectionGroup
 from aiokafka.conn import AIOKafkaConnection
+from aiokafka.errors import InvalidPartitionsError, KafkaConnectionError
 from aiokafka.protocol.produce import ProduceRequest
 
 from gateway.brokers.kafka import links
 from gateway.brokers.kafka.codes import LEADER_NOT_AVAILABLE, NOT_LEADER, OUT_OF_ORDER, Stored
 from gateway.brokers.kafka.links import ACKS_ALL, PRODUCE_TIMEOUT_MS, KafkaAddress, Links
+from gateway.brokers.kafka.port import Unreached
 
 NODE = 3
 
@@ -43,7 +45,8 @@ class Client:
         self._conns = {(NODE, ConnectionGroup.DEFAULT): self.connection}
         self.cluster = self
         self.is_ready = self.is_known = True
-        self.refreshed = 0
+        self.refreshed = self.bootstrapped = 0
+        self.is_known_by_address = False
 
     def leader_for_partition(self, _: object) -> int:
         return NODE
@@ -54,6 +57,12 @@ class Client:
     async def force_metadata_update(self) -> bool:
         self.refreshed += 1
         return self.is_known
+
+    async def bootstrap(self) -> None:
+        self.bootstrapped += 1
+        if not self.is_known_by_address:
+            raise KafkaConnectionError("nobody is there")
+        self.is_known = True
 
     def answer(self, code: int = 0, offset: int = 0) -> None:
         """To the first request that has none; of version 7."""
@@ -139,6 +148,44 @@ async def test_metadata_that_cannot_be_had_are_asked_for_again_after_a_pause(mon
     async with asyncio.timeout(5):
         await to_kafka.lane("t", 5)
         await to_kafka.lane("t", 5)
+
+
+async def test_when_the_brokers_that_were_named_last_are_away_the_addresses_of_the_settings_are_asked() -> None:
+    client = Client(7)
+    client.is_ready = client.is_known = False
+    client.is_known_by_address = True
+    to_kafka = links_of(client)
+    async with asyncio.timeout(5):
+        assert await to_kafka.lane("t", 5) is None
+        assert (client.refreshed, client.bootstrapped) == (2, 1)
+        client.is_ready = True
+        assert await to_kafka.lane("t", 5) is not None
+        client.is_ready = False
+        await to_kafka.lane("t", 5)
+    assert (client.refreshed, client.bootstrapped) == (3, 1), "who is known is not asked for by address"
+
+
+async def test_an_administrator_whose_brokers_are_away_is_made_anew() -> None:
+    closed = []
+
+    class Admin:
+        async def close(self) -> None:
+            closed.append(self)
+
+        async def delete_records(self, _: object) -> None:
+            raise error
+
+    to_kafka = links_of(Client(7))
+    to_kafka._admin = Admin()  # type: ignore[assignment]
+    error: Exception = InvalidPartitionsError()
+    with pytest.raises(Unreached):
+        await to_kafka.delete_before("t", 0, 5)
+    assert to_kafka._admin is not None
+    error = KafkaConnectionError("away")
+    with pytest.raises(Unreached):
+        await to_kafka.delete_before("t", 0, 5)
+    assert to_kafka._admin is None
+    assert len(closed) == 1
 
 
 async def test_without_a_node_that_leads_there_is_no_lane() -> None:

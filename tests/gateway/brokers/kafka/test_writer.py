@@ -246,6 +246,25 @@ async def test_who_waits_too_long_for_one_answer_is_told_so_before_it_comes(
     assert tenure.held == 0
 
 
+async def test_who_waits_too_long_for_one_before_its_own_is_told_so_too(
+    tenure: Tenure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "GIVE_UP_S", 0.05)
+    tenure.kafka.holds = True
+    tenure.kafka.script.append("lost")
+    sent = [tenure.send(b"first"), tenure.send(b"second")]
+    assert await sent_by_now(tenure) == 2
+    tenure.kafka.answer(2)
+    assert await sent_by_now(tenure) == 3, "the first again, the second is stored"
+    async with asyncio.timeout(5):
+        outcomes = await asyncio.gather(*sent, return_exceptions=True)
+    assert [type(one) for one in outcomes] == [AnswerLost] * 2
+    tenure.kafka.holds = False
+    tenure.kafka.answer()
+    assert (await tenure.send(b"later")).base_offset == 4
+    assert tenure.held == 0
+
+
 async def test_who_stops_finishes_what_is_on_its_way_and_refuses_the_rest(tenure: Tenure) -> None:
     first = [tenure.send(b"%d" % number) for number in range(IN_FLIGHT_MAX)]
     await asyncio.sleep(0)  # they are on their way with the next turn

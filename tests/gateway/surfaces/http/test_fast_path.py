@@ -19,18 +19,19 @@ from aiohttp.base_protocol import BaseProtocol
 from aiohttp.http_parser import HttpRequestParser, RawRequestMessage
 
 from gateway.api.producer import Begun, Producer
-from gateway.brokers.base import AnswerLost
+from gateway.brokers.base import AnswerLost, BrokerUnreachable
 from gateway.codec.records import ProduceRecord
 from gateway.main.listener import fast_path_of
 from gateway.main.tls import ServerTls
 from gateway.settings.tls import TlsConfig
+from gateway.surfaces.http import fast_path
 from gateway.surfaces.http.answers import RequestIds
 from gateway.surfaces.http.connection import Client, Connection
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.fast_path import BATCH_BYTES_MAX, BATCH_RECORDS_MAX, FastPath, Plain
 from gateway.surfaces.http.plain import BODY_BYTES_MAX
 from loadtest.certificates import write_certificate
-from store.errors import DiskFull, StoreStopped
+from store.errors import DiskFull, StoreError, StoreStopped
 from store.record_batch import Record, encode
 from store.types import Acks, Append, Appended
 from tests.clock import FakeClock
@@ -489,9 +490,13 @@ async def test_each_request_of_a_batch_that_fails_is_answered_by_the_ordinary_wa
     assert broker.stored_count == 4
 
 
-async def test_what_another_node_may_have_stored_is_not_sent_again(slow: Slow) -> None:
+@pytest.mark.parametrize("error", [AnswerLost("lost"), BrokerUnreachable("away")])
+async def test_what_another_node_may_have_stored_or_was_waited_for_is_not_sent_again(
+    slow: Slow, error: StoreError, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A batch of records, and a raw batch: each request is told what the ordinary way would tell of such an error."""
     gateway, broker, held = slow
+    monkeypatch.setattr(fast_path, "WAITED_S", 0.0)
     sent = [[request()] * 3, [request(BATCH, content_type=BATCH_TYPE)]]
     async with served(gateway) as port:
         made = [await warmed(port) for _ in range(3)]
@@ -500,9 +505,9 @@ async def test_what_another_node_may_have_stored_is_not_sent_again(slow: Slow) -
                 writer.write(one)
             await held.next()
             assert len(held.begun) == 1
-            held.fail(AnswerLost("lost"))
+            held.fail(error)
             answers = [await answer(reader) for reader, _ in made[: len(requests)]]
-            broker.error = AnswerLost("lost")
+            broker.error = error
             made[0][1].write(request(ONE, ORDINARY))
             ordinary, body = await answer(made[0][0])
             broker.error = None
@@ -514,6 +519,21 @@ async def test_what_another_node_may_have_stored_is_not_sent_again(slow: Slow) -
             writer.close()
     assert (broker.stored_count, held.begun) == (3, []), "of the warm ones alone"
     assert gateway.stats.routes["produce"].statuses == {200: 3, 503: 6}
+
+
+async def test_a_broker_that_is_away_at_once_is_left_to_the_normal_path(slow: Slow) -> None:
+    gateway, broker, held = slow
+    async with served(gateway) as port:
+        reader, writer = await warmed(port)
+        for sent in (request(), request(BATCH, content_type=BATCH_TYPE)):
+            before = broker.stored_count
+            writer.write(sent)
+            await held.next()
+            held.fail(BrokerUnreachable("away"))
+            head, _ = await answer(reader)
+            assert head[9:12] == "200"
+            assert broker.stored_count > before
+        writer.close()
 
 
 def _without_ids(head: str) -> set[str]:
