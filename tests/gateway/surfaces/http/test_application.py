@@ -35,7 +35,7 @@ async def nothing(gateway: Gateway, request: web.Request, body: bytes) -> web.St
 
 
 def test_every_route_has_a_permission_and_a_place_of_its_own() -> None:
-    check_table(ROUTES)
+    check_table((row.method, row.path) for row in ROUTES)
     assert all(isinstance(row.permission, Permission) for row in ROUTES)
 
 
