@@ -13,6 +13,7 @@ import logging
 import os
 import signal
 import sys
+from collections import deque
 from collections.abc import Generator, Iterator
 from functools import cache
 from pathlib import Path
@@ -24,7 +25,7 @@ from hypothesis import settings
 from xdist.scheduler import LoadFileScheduling
 from xdist.workermanage import WorkerController
 
-from tests import contract, fork_server, kafka_only
+from tests import fork_server, kafka_only
 
 settings.register_profile("mq", deadline=None, print_blob=True, derandomize=bool(os.environ.get("CI")))
 settings.load_profile("mq")
@@ -63,7 +64,18 @@ def kafka_is_the_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
 
 @pytest.fixture(scope="session", autouse=True)
 def answers_are_as_declared() -> Iterator[None]:
+    from tests import contract  # half of all that this file would import, for the process that only distributes files
+
     yield from contract.install()
+
+
+def pytest_xdist_setupnodes(config: pytest.Config) -> None:
+    """The processes that run files side by side are forked from one that has imported them: each by itself would take
+    six seconds of processor time for that."""
+    if config.rootpath == REPOSITORY:
+        installed = fork_server.install(tested=[arg.partition("::")[0] for arg in config.args])
+        next(installed)
+        config.add_cleanup(lambda: deque(installed))
 
 
 @pytest.fixture(scope="session", autouse=True)
