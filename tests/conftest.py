@@ -109,6 +109,16 @@ def _insisted(report: Report) -> Report:
     return report
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test is run with each seed. The long ones are thousands: where they are left out each process would make them
+    only to leave them out, which took a third of the time that collecting takes."""
+    if (mark := metafunc.definition.get_closest_marker("seeds")) is not None:
+        quick, count = mark.args
+        is_short = "not long" in metafunc.config.option.markexpr
+        more = () if is_short else (seed for seed in range(count) if seed not in quick)
+        metafunc.parametrize("seed", [*quick, *(pytest.param(seed, marks=pytest.mark.long) for seed in more)])
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_teardown() -> Generator[None, None, None]:
     """A test that leaves a handler on the process's log fails: the handler's stream is closed when the test has ended,
