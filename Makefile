@@ -31,15 +31,9 @@ run: $(STAMP) ## A server on this machine: make run PORT=8082 DATA=./mq-data
 # A test waits for more than half of its time: four more at a time than there are cores.
 JOBS ?= $(shell echo $$(( $$(nproc) + 4 )))
 PYTEST = $(BIN)/python -m pytest
-# The tests' files, compiled once: after a fresh set-up each of the side by side processes would do it, 8 s of CPU each.
-COMPILED = $(VENV)/.tests-compiled
 SIDE_BY_SIDE = $(if $(filter-out 1,$(JOBS)),-n $(JOBS) --dist loadfile --no-loadscope-reorder)
 
-$(COMPILED): $(STAMP)
-	@$(PYTEST) --collect-only -qq >/dev/null || true # the run itself says what is wrong
-	@touch $(COMPILED)
-
-test: $(COMPILED) ## What every push must pass, several files at a time; JOBS=1 runs them one after the other
+test: $(STAMP) ## What every push must pass, several files at a time; JOBS=1 runs them one after the other
 	@$(PYTEST) $(SIDE_BY_SIDE)
 
 test-matrix: $(STAMP) ## Foreign clients, pyspark 4.0 and 4.1, a Spark cluster, all of the JavaScript client in a browser

@@ -13,6 +13,7 @@ import logging
 import os
 import signal
 import sys
+from collections import deque
 from collections.abc import Generator, Iterator
 from functools import cache
 from pathlib import Path
@@ -24,7 +25,7 @@ from hypothesis import settings
 from xdist.scheduler import LoadFileScheduling
 from xdist.workermanage import WorkerController
 
-from tests import contract, fork_server, kafka_only
+from tests import fork_server, kafka_only
 
 settings.register_profile("mq", deadline=None, print_blob=True, derandomize=bool(os.environ.get("CI")))
 settings.load_profile("mq")
@@ -63,7 +64,18 @@ def kafka_is_the_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[No
 
 @pytest.fixture(scope="session", autouse=True)
 def answers_are_as_declared() -> Iterator[None]:
+    from tests import contract  # half of all that this file would import, for the process that only distributes files
+
     yield from contract.install()
+
+
+def pytest_xdist_setupnodes(config: pytest.Config) -> None:
+    """The processes that run files side by side are forked from one that has imported them: each by itself would take
+    six seconds of processor time for that."""
+    if config.rootpath == REPOSITORY:
+        installed = fork_server.install(tested=[arg.partition("::")[0] for arg in config.args])
+        next(installed)
+        config.add_cleanup(lambda: deque(installed))
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -97,6 +109,16 @@ def _insisted(report: Report) -> Report:
     return report
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test is run with each seed. The long ones are thousands: where they are left out each process would make them
+    only to leave them out, which took a third of the time that collecting takes."""
+    if (mark := metafunc.definition.get_closest_marker("seeds")) is not None:
+        quick, count = mark.args
+        is_short = "not long" in metafunc.config.option.markexpr
+        more = () if is_short else (seed for seed in range(count) if seed not in quick)
+        metafunc.parametrize("seed", [*quick, *(pytest.param(seed, marks=pytest.mark.long) for seed in more)])
+
+
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_teardown() -> Generator[None, None, None]:
     """A test that leaves a handler on the process's log fails: the handler's stream is closed when the test has ended,
@@ -125,10 +147,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in out]
         config.hook.pytest_deselected(items=list(out))
         config.stash[LEFT_OUT] = [f"{item.nodeid}: {reason}" for item, reason in out.items()]
-    last = len(SLOW_FIRST)
-    items.sort(
-        key=lambda item: min((SLOW_FIRST.index(part) for part in item.path.parts if part in SLOW_FIRST), default=last)
-    )
+    items.sort(key=lambda item: begins(item.path))
+
+
+@cache
+def begins(path: Path) -> tuple[int, int]:
+    """The lowest first: those of SLOW_FIRST, then the others, of which large files tend to take longer."""
+    slow = min((SLOW_FIRST.index(part) for part in path.parts if part in SLOW_FIRST), default=None)
+    return (len(SLOW_FIRST), -path.stat().st_size) if slow is None else (slow, 0)
 
 
 def pytest_collection_finish() -> None:

@@ -1,8 +1,10 @@
 """Starts of `python -m gateway` at the price of a fork: 0.7 s of CPU time go into the import of its modules, and the
-tests start servers by the hundred.
+tests start servers by the hundred. So are the processes of pytest itself that run files side by side, as each would
+import all files of tests, and what those import.
 
 One process for each process of pytest has imported the modules, runs no thread and no event loop, and forks when one of
-RUNNABLE is to be started. `subprocess` and asyncio see no difference: the new process is a child of pytest as any other
+RUNNABLE is to be started, or, where it has imported tests, a process of pytest-xdist (WORKER). `subprocess` and asyncio
+see no difference: the new process is a child of pytest as any other
 (`_serve` says how), with the arguments, environment, directory, standard streams, session and process group that were
 asked for. Whatever else is asked for gets a start of its own, by exec: another interpreter or its flags, a wrapper
 such as strace, another directory, environment variables that a library may have read while it was imported, other
@@ -14,6 +16,7 @@ resident at first: tests of memory, of the start itself, and some of those that 
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import gc
 import importlib
@@ -27,9 +30,10 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import FrameType, ModuleType
+from typing import Any, NamedTuple, NoReturn
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -38,6 +42,9 @@ RUNNABLE = frozenset({"gateway", "tests.gateway.cluster.node_process", "tests.e2
 
 IMPORTED = ("gateway.cli", "gateway.main.wiring", "gateway.main.joined", "uvloop", "tests.gateway.cluster.node_process")
 """What the fork server imports; the rest comes with it."""
+
+WORKER = ["-u", "-c", "import sys;exec(eval(sys.stdin.readline()))"]
+"""The flags with which pytest-xdist starts a process."""
 
 DIES_WITH_US = ("setpriv", "--pdeathsig", "KILL") if shutil.which("setpriv") else ()
 """A test that is killed leaves no server behind: this one dies with the thread that started it, or with the process
@@ -48,6 +55,9 @@ EXECUTED = ("env",)
 
 READ_LATE = ("MQ_", "PYTEST_", "XDG_CONFIG_HOME", "JAVA_HOME", "PYSPARK_", "SPARK_")
 """Beginnings of the names of variables that no import reads: those of ours, and what Spark leaves in pytest."""
+
+Handler = Callable[[int, FrameType | None], Any] | int | None
+"""Of a signal."""
 
 MESSAGE_BYTES_MAX = 200_000
 PR_SET_PDEATHSIG = 1
@@ -60,6 +70,7 @@ class Order(NamedTuple):
     """A process that is to be forked."""
 
     module: str
+    """`-c`: what is to be run is the first argument."""
     arguments: list[str]
     environment: dict[str, str]
     new_session: bool
@@ -72,7 +83,8 @@ class Order(NamedTuple):
 class ForkServer:
     """The side of pytest."""
 
-    def __init__(self) -> None:
+    def __init__(self, tested: Sequence[str] = ()) -> None:
+        self._tested = tested
         self._lock = threading.Lock()
         self._exec: Any = subprocess._fork_exec  # type: ignore[attr-defined]
         self._process: subprocess.Popen[bytes] | None = None
@@ -110,7 +122,7 @@ class ForkServer:
         """None where a fork would not do."""
         dies_with_us = DIES_WITH_US != () and tuple(args[: len(DIES_WITH_US)]) == DIES_WITH_US
         interpreter, *flags = args[len(DIES_WITH_US) :] if dies_with_us else args
-        if interpreter != sys.executable or flags[:1] != ["-m"] or flags[1:2] == [] or flags[1] not in RUNNABLE:
+        if interpreter != sys.executable or not self._is_runnable(flags):
             return None
         if Path(os.fsdecode(cwd or ".")).resolve() != REPOSITORY:
             return None
@@ -120,14 +132,20 @@ class ForkServer:
             self._start()
         return Order(flags[1], flags[2:], dict(variables), new_session, process_group, dies_with_us, os.getpid())
 
+    def _is_runnable(self, flags: list[str]) -> bool:
+        if self._tested:
+            return flags == WORKER
+        return flags[:1] == ["-m"] and flags[1:2] != [] and flags[1] in RUNNABLE
+
     def _start(self) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._lock.release()  # Popen comes back to `fork_exec`
             try:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "tests.fork_server", str(theirs.fileno())],
-                    cwd=REPOSITORY, env=self._environment, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()],
+                    [sys.executable, "-m", "tests.fork_server", str(theirs.fileno()), *self._tested],
+                    cwd=REPOSITORY, env=self._environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL if self._tested else None,
                 )  # fmt: skip
             finally:
                 self._lock.acquire()
@@ -151,9 +169,10 @@ class ForkServer:
             self._process = None
 
 
-def install() -> Iterator[ForkServer]:
-    """All processes that `subprocess` and asyncio start in this one, until it is resumed."""
-    server = ForkServer()
+def install(tested: Sequence[str] = ()) -> Iterator[ForkServer]:
+    """All processes that `subprocess` and asyncio start in this one, until it is resumed: RUNNABLE, or those of
+    pytest-xdist that will run what is `tested`, files and folders."""
+    server = ForkServer(tested)
     subprocess._fork_exec = server.fork_exec  # type: ignore[attr-defined]
     yield server
     subprocess._fork_exec = server._exec  # type: ignore[attr-defined]
@@ -178,7 +197,7 @@ def _prctl(option: int, value: int) -> None:
         raise OSError(ctypes.get_errno(), "prctl")
 
 
-def _serve(requests: socket.socket) -> Order | None:
+def _serve(requests: socket.socket, interrupted: Handler) -> Order | None:
     """Return in each new process with what it is to run, and in the fork server with None when pytest has ended.
 
     Each is the child of a process that ends at once. Pytest is the reaper of orphans meanwhile (`_fork`), so it
@@ -198,6 +217,7 @@ def _serve(requests: socket.socket) -> Order | None:
             os.read(gate, 1)
             order = Order(*json.loads(message))
             _become(order, streams)
+            signal.signal(signal.SIGINT, interrupted)
             os.write(writing, str(os.getpid()).encode())
             for fd in (writing, gate):
                 os.close(fd)
@@ -217,6 +237,45 @@ def _compile_paths() -> None:
     build_application(fakes.fake_gateway(importlib.import_module("tests.clock").FakeClock())[0])
 
 
+def _import_gateway() -> Handler:
+    """The handler of SIGINT that it leaves."""
+    for name in IMPORTED:
+        importlib.import_module(name)
+    importlib.import_module("gateway.plugins").plugins("")  # reads those of all packages, and keeps them
+    _compile_paths()
+    return signal.default_int_handler
+
+
+def import_tests(files_and_folders: Sequence[str]) -> Handler:
+    """As pytest does, so that asserts say what they have compared; the handler of SIGINT that tests/conftest.py leaves.
+    What cannot be imported is tried again by those who are forked, and they say why.
+
+    On a machine that has not run the tests this leaves bytecode, and what Hypothesis reads of all modules, on disk.
+    """
+    import pytest  # a second, which who starts servers need not wait for
+
+    class Nothing:
+        """Takes no test from what was imported."""
+
+        @pytest.hookimpl(tryfirst=True)
+        def pytest_pycollect_makeitem(self) -> list[pytest.Item]:
+            return []
+
+    flags = ["--collect-only", "-qq", "-n0", "-p", "no:cacheprovider"]
+    pytest.main([*flags, *files_and_folders], plugins=[Nothing()])
+    from hypothesis import HealthCheck, given, settings
+    from hypothesis.strategies import text
+
+    @settings(max_examples=50, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
+    @given(text())
+    def read_what_all_searches_read(_: str) -> None:
+        """Characters, and the constants in all modules: five seconds, or a third of one when they are on disk."""
+
+    read_what_all_searches_read()
+    gc.disable()  # as tests/conftest.py has it until tests are collected
+    return signal.getsignal(signal.SIGINT)
+
+
 def _become(order: Order, streams: list[int]) -> None:
     """What exec, and the interpreter before it runs a module, would have done."""
     for own, fd in enumerate(streams):
@@ -233,7 +292,6 @@ def _become(order: Order, streams: list[int]) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
     os.environ.clear()
     os.environ.update(order.environment)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.argv = [order.module, *order.arguments]
 
 
@@ -249,14 +307,39 @@ def _see_the_mounts_of(pid: int) -> None:
     os.chdir(REPOSITORY)  # it is the root now
 
 
-if __name__ == "__main__":
+def _main(fd: int, tested: Sequence[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for pytest and for what was forked
-    for name in IMPORTED:
-        importlib.import_module(name)
-    importlib.import_module("gateway.plugins").plugins("")  # reads those of all packages, and keeps them
-    _compile_paths()
+    interrupted = import_tests(tested) if tested else _import_gateway()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.collect()
     gc.freeze()
-    order = _serve(socket.socket(fileno=int(sys.argv[1])))
-    if order is not None:
-        runpy.run_module(order.module, run_name="__main__", alter_sys=True)
+    order = _serve(socket.socket(fileno=fd), interrupted)
+    if order is None:
+        return
+    code: str | int | None = None
+    try:
+        if order.module == "-c":
+            sys.modules["__main__"] = main = ModuleType("__main__")
+            exec(order.arguments[0], vars(main))  # noqa: S102
+        else:
+            runpy.run_module(order.module, run_name="__main__", alter_sys=True)
+    except SystemExit as ended:
+        code = ended.code
+    _exit(code)
+
+
+def _exit(code: str | int | None) -> NoReturn:
+    """As the interpreter does, but for freeing all that was imported: each page of it would be copied first."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    gc.collect()  # what is not awaited, and tasks that are pending, say so
+    if isinstance(code, str):
+        print(code, file=sys.stderr)
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code or 0)
+
+
+if __name__ == "__main__":
+    _main(int(sys.argv[1]), sys.argv[2:])

@@ -17,12 +17,12 @@ from contextlib import ExitStack
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.e2e.server import Server
-from tests.gateway.brokers.kafka.servers import kafka_servers
-from tests.gateway.cluster.etcd_server import EtcdServer, etcd_server
+if TYPE_CHECKING:
+    from tests.gateway.cluster.etcd_server import EtcdServer
 
 NAME = "MQ_E2E_BROKER"
 NO_STORE = "no_store"
@@ -53,6 +53,10 @@ def left_out(items: list[pytest.Item]) -> dict[pytest.Item, str]:
 
 def serving(directory: Path) -> Iterator[None]:
     """Have servers begin their topics on a Kafka, which is started when the first one needs it."""
+    from tests.e2e.server import Server
+    from tests.gateway.brokers.kafka.servers import kafka_servers
+    from tests.gateway.cluster.etcd_server import etcd_server
+
     with ExitStack() as stack:
         kafka = stack.enter_context(kafka_servers(directory, settings=SMALL))
         more: Mapping[str, str] = {}

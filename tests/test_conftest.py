@@ -7,8 +7,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+
+from tests.conftest import begins, pytest_generate_tests
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 ONE = """
@@ -82,6 +85,30 @@ def test_a_skip_is_a_failure_where_nothing_may_be_skipped_and_mutants_are_counte
     assert "2 failed, 1 passed, 2 errors" in insisted
     for reason in ("no such tool here", "nor this one", "nowhere"):
         assert reason in insisted
+
+
+@pytest.mark.parametrize(
+    ("asked", "seeds"),
+    [("not matrix and not long", [1, 4]), ("", [1, 4, 0, 2, 3]), ("matrix or long", [1, 4, 0, 2, 3])],
+)
+def test_long_seeds_are_made_where_they_are_not_left_out(asked: str, seeds: list[int]) -> None:
+    metafunc = Mock()
+    metafunc.config.option.markexpr = asked
+    metafunc.definition.get_closest_marker.return_value = pytest.mark.seeds([1, 4], 5).mark
+    pytest_generate_tests(metafunc)
+    [(name, made)] = [call.args for call in metafunc.parametrize.call_args_list]
+    values = [one if isinstance(one, int) else one.values[0] for one in made]
+    assert (name, values) == ("seed", seeds)
+    assert {mark.name for one in made[2:] for mark in one.marks} <= {"long"}
+
+
+def test_what_takes_long_begins_first(tmp_path: Path) -> None:
+    sizes = {"e2e": 1, "crash": 1, "store": 9, "auth": 8}
+    for folder, size in sizes.items():
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "test_it.py").write_bytes(bytes(size))
+    files = [tmp_path / folder / "test_it.py" for folder in sorted(sizes)]
+    assert [path.parent.name for path in sorted(files, key=begins)] == list(sizes)
 
 
 def test_a_handler_left_on_the_log_fails_the_test_that_left_it_and_no_other(told: str) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from tests import fork_server
-from tests.fork_server import DIES_WITH_US, EXECUTED, IMPORTED, READ_LATE, REPOSITORY, ForkServer
+from tests.fork_server import DIES_WITH_US, EXECUTED, IMPORTED, READ_LATE, REPOSITORY, WORKER, ForkServer
 from tests.waiting import PATIENCE_S, until
 
 MQ = (sys.executable, "-m", "gateway")
@@ -218,6 +218,21 @@ def test_the_fork_server_is_idle_and_goes_with_its_pytest(forks: ForkServer) -> 
     assert kept.value == 0, "orphans of others are not ours"
     forks.close()
     assert _is_gone(pid)
+
+
+def test_a_worker_of_pytest_finds_the_tests_imported() -> None:
+    says = (
+        "import gc, signal, sys; from tests.gateway.api import test_tasks as one;"
+        "print(__name__, sys.argv[0], type(one.__loader__).__name__, gc.isenabled(), gc.get_freeze_count() > 0,"
+        "signal.getsignal(signal.SIGINT).__name__)"
+    )
+    for forks in fork_server.install(["tests/gateway/api/test_tasks.py"]):
+        done = subprocess.run(
+            [sys.executable, *WORKER], input=f"{says!r}\n", cwd=REPOSITORY, capture_output=True, text=True, check=True
+        )
+        assert forks.forks == 1
+    assert done.stderr == ""
+    assert done.stdout.split() == ["__main__", "-c", "AssertionRewritingHook", "False", "True", "interrupted"]
 
 
 def _is_gone(pid: int) -> bool:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Awaitable, Callable, Iterator
-from unittest.mock import patch
+from collections.abc import Awaitable, Callable
 
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
-from aiohttp.web import Application, DynamicResource, Request, Resource
+from aiohttp.web import Application, Request
 
 from gateway.surfaces.http.context import Gateway
 from tests.clock import FakeClock
@@ -16,26 +14,6 @@ from tests.gateway.fake_broker import FakeBroker, fake_gateway
 from tests.gateway.production_server import ProductionServer
 
 Client = TestClient[Request, Application]
-
-
-@pytest.fixture(scope="session", autouse=True)
-def paths_are_parsed_once() -> Iterator[None]:
-    """A server makes its application once, and so once a pattern of each path. Here it took a fifth of making one,
-    which in turn takes a fifth of a test of a surface."""
-    parse = DynamicResource.__init__
-    known: dict[str, tuple[re.Pattern[str], str]] = {}
-
-    def parse_once(self: DynamicResource, path: str, *, name: str | None = None) -> None:
-        if path not in known:
-            parse(self, path, name=name)
-            known[path] = self._pattern, self._formatter
-            return
-        Resource.__init__(self, name=name)
-        self._orig_path = path
-        self._pattern, self._formatter = known[path]
-
-    with patch.object(DynamicResource, "__init__", parse_once):
-        yield
 
 
 @pytest.fixture

@@ -25,8 +25,12 @@ from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 
-QUICK_TO_START = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:CICompilerCount=1"
-"""Many small jobs: what the JVM's second compiler and its collector threads cost never comes back."""
+QUICK_TO_START = (
+    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:CICompilerCount=1 "
+    "-XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+)
+"""Many small jobs: what the JVM's second compiler, its collector's threads and the check of the bytecode of Spark's
+classes cost never comes back."""
 
 COMPILED_ONCE = """#!/bin/sh
 unset PYTHONPATH

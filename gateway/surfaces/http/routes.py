@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -86,11 +86,11 @@ _ADMINISTERING = frozenset(
 _PARAMETER = re.compile(r"\{\w+\}")
 
 
-def check_table(rows: Sequence[Row]) -> None:
-    """Raises ValueError when two rows answer the same requests."""
+def check_table(table: Iterable[tuple[str, str]]) -> None:
+    """Raises ValueError when two routes, each with its method and path, answer the same requests."""
     seen: set[tuple[str, str]] = set()
-    for row in rows:
-        route_key = (row.method, _PARAMETER.sub("{}", row.path))
+    for method, path in table:
+        route_key = (method, _PARAMETER.sub("{}", path))
         if route_key in seen:
-            raise ValueError(f"two routes for {row.method} {row.path}")
+            raise ValueError(f"two routes for {method} {path}")
         seen.add(route_key)

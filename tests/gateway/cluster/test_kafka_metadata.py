@@ -36,7 +36,6 @@ from tests.gateway.brokers.kafka.fake import Log, strangers_batch
 from tests.gateway.cluster.metadata_world import TOPIC, Counting, LogKafka, a_process, content_of, killed
 from tests.waiting import PATIENCE_S, until
 
-SEEDS = [*range(4), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(4, 100))]
 TTL_MS = 600
 
 
@@ -81,7 +80,7 @@ def append(kafka: LogKafka, *commands: Command) -> None:
 # ---- whatever becomes of appends -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.seeds(range(4), 100)
 async def test_what_was_told_holds_whatever_becomes_of_appends_and_processes(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

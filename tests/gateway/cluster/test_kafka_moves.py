@@ -34,8 +34,6 @@ from tests.gateway.cluster.nodes import CONFIG, NAMES, TOPIC, Cluster, settle
 from tests.gateway.cluster.test_light_moves import rows as light_rows
 from tests.simdb import simulated_database
 
-SEEDS = [*range(4), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(4, 1200))]
-
 
 class KafkaCluster(Cluster):
     """Nodes, each of which knows one Kafka cluster as `kafka1`."""
@@ -401,7 +399,7 @@ async def test_nothing_is_taken_over_to_kafka(cluster: KafkaCluster) -> None:
     assert await cluster.send("n1", b"a") == 0
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.seeds(range(4), 1200)
 async def test_moves_that_stop_anywhere_are_finished_and_nothing_is_lost(cluster: KafkaCluster, seed: int) -> None:
     """Movers are cancelled at any turn, owners are started again, Kafka loses answers, forgets and takes strangers'."""
     random = Random(seed)

@@ -36,7 +36,6 @@ from gateway.cluster.metadata_log import (
 )
 from tests.gateway.cluster.metadata_world import content_of
 
-SEEDS = [*range(40), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(40, 1_000))]
 DONE, UNMET, REPEATED, UNKNOWN = Verdict.DONE, Verdict.UNMET, Verdict.REPEATED, Verdict.UNKNOWN
 ACTIONS: list[Action] = [
     Change({"a": 0, "\u00fc": 7}, {"a": b"\x00\xff", "\u00fc": None}),
@@ -307,7 +306,7 @@ class World:
                 self.read(process, random.randint(process.state.next_offset, len(self.log)))
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.seeds(range(40), 1_000)
 def test_all_processes_come_to_the_same_state_in_any_order(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metadata_log, "PART_BYTES", 10)
     monkeypatch.setattr(metadata_log, "WRITERS_MAX", Random(seed).choice([4, 1_000]))
@@ -426,7 +425,7 @@ class Clocked:
                 self.run(holder)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.seeds(range(40), 1_000)
 def test_no_session_ends_that_its_holder_takes_for_held(seed: int) -> None:
     world = Clocked(seed)
     for _ in range(30):

@@ -35,8 +35,6 @@ from tests.timer.fakes import keyed_append
 from timer.schedule import ScheduleId, decode_schedule_id
 
 TOPIC = "mq.__timer"
-QUICK = range(12)
-SEEDS = [*QUICK, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(300) if seed not in QUICK)]
 
 
 @pytest.fixture(autouse=True)
@@ -286,7 +284,7 @@ async def test_two_snapshots_at_a_time_name_all_parts(monkeypatch: pytest.Monkey
     assert (await one.to(second), await other.to(second)) == (True, True)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.seeds(range(12), 300)
 async def test_whatever_happens_no_send_is_accepted_twice(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Owners are replaced, killed in the middle of taking over, and go on as zombies; answers are lost."""
     monkeypatch.setattr(shard_log, "PART_BYTES", 400)

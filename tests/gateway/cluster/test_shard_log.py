@@ -25,7 +25,6 @@ from tests.gateway.brokers.kafka.fake import strangers_batch
 from tests.gateway.cluster.shard_world import NUMBER, Node, nodes
 
 TOPIC = "mq.__offsets"
-SEEDS = [*range(6), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(6, 200))]
 
 
 @pytest.fixture(autouse=True)
@@ -180,7 +179,7 @@ async def test_a_gateway_that_knows_no_kafka_cluster_knows_the_owner_of_a_shard(
     assert not caplog.records
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.seeds(range(6), 200)
 async def test_whatever_happens_what_was_acknowledged_is_there_and_what_was_refused_is_not(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

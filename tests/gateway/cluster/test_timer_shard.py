@@ -42,8 +42,6 @@ TOPIC = "mq.__timer"
 QUICK = [*range(10), 245, 312]
 """The last two find a snapshot that forgets claims."""
 
-SEEDS = [*QUICK, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(500) if seed not in QUICK)]
-
 
 @pytest.fixture(autouse=True)
 def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,7 +260,7 @@ class History:
             assert one.stored_ms >= one.due_ms, "early"
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.seeds(QUICK, 500)
 async def test_whatever_happens_each_is_delivered_once_and_not_early(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

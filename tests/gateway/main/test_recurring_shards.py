@@ -40,7 +40,6 @@ from timer.ports import Target
 NUMBER = 5
 ORDERS = Topic(16, "orders", 2)
 EVERY_MS = 1_000
-SEEDS = [*range(8), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(8, 300))]
 
 
 @pytest.fixture(autouse=True)
@@ -296,7 +295,7 @@ def test_records_are_told_apart_by_schedule_and_due_time() -> None:
     assert named_in([(DELIVER_AT_HEADER, b"17")]) == named_in([]) == []
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.seeds(range(8), 300)
 async def test_each_due_time_has_one_record_whatever_happens(seed: int) -> None:
     random = Random(seed)
     async with served() as (world, *nodes):

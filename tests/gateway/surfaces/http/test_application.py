@@ -35,7 +35,7 @@ async def nothing(gateway: Gateway, request: web.Request, body: bytes) -> web.St
 
 
 def test_every_route_has_a_permission_and_a_place_of_its_own() -> None:
-    check_table(ROUTES)
+    check_table((row.method, row.path) for row in ROUTES)
     assert all(isinstance(row.permission, Permission) for row in ROUTES)
 
 
@@ -62,6 +62,26 @@ async def test_only_the_table_is_served(gateway: Gateway) -> None:
     }
     served = {(method, path) for method, path in served if method not in ("HEAD", "*")}
     assert served == {(row.method, row.path) for row in ROUTES}
+
+
+async def test_applications_of_one_process_have_their_resources_in_common_and_endpoints_of_their_own(
+    aiohttp_client: Callable[[TestServer], Awaitable[Client]],
+) -> None:
+    applications = []
+    for name in ("orders", "events"):
+        gateway, broker = fake_gateway(FakeClock())
+        await broker.create_topic(name, 1)
+        application = build_application(gateway)
+        client = await aiohttp_client(ProductionServer(gateway, application))
+        for _ in range(2):
+            assert await (await client.get("/topics")).json() == [name]
+        assert (await client.get("/nowhere")).status == 404
+        by_route = {route: sum(stats.statuses.values()) for route, stats in gateway.stats.routes.items()}
+        assert {route: count for route, count in by_route.items() if count} == {"topic_names": 2, "unmatched": 1}
+        assert by_route.keys() == {row.name for row in ROUTES} | {"unmatched"}, "those that nobody asked for are shown"
+        applications.append(application)
+    one, other = ([*application.router.resources()] for application in applications)
+    assert all(mine is theirs for mine, theirs in zip(one, other, strict=True))
 
 
 def test_routes_that_only_read_read_no_body() -> None:
