@@ -21,6 +21,7 @@ from __future__ import annotations
 import struct
 from array import array
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from itertools import repeat
 from typing import NamedTuple
@@ -111,7 +112,6 @@ class _Kept(NamedTuple):
 
 _KEPT = struct.Struct("qqqqQQ8sII")
 _INDEX_BYTES = array("I").itemsize
-_NOTHING = _Kept(0, 0, 0, 0, 0, 0, NO_FINGERPRINT, 0, 0)
 
 
 class DedupIndex:
@@ -124,13 +124,13 @@ class DedupIndex:
         self._rows = bytearray()
         self._extras = bytearray()
         self._first_row = 0
-        self._last = _NOTHING  # row
-        self._gone = _NOTHING  # the last row that left the window
+        self._ids_until = self._extras_until = 0  # of the last row
+        self._ids_gone = self._extras_gone = 0  # the same of the last row that left the window
         self._prune_at_ms = 0
 
     def __len__(self) -> int:
         """Ids that are remembered: message ids, and parts of requests."""
-        return self._last.ids_until - self._gone.ids_until
+        return self._ids_until - self._ids_gone
 
     # ---- asking --------------------------------------------------------------------------------------------------
 
@@ -189,24 +189,39 @@ class DedupIndex:
         packed = packed_index(self._first_row + self._row_count, 0)
         if row.message_ids:
             self._table.put(row.message_ids, range(packed, packed + len(row.message_ids)))
-        extras, fingerprint, first, count = row.delays, NO_FINGERPRINT, 0, 0
         if (request := row.request) is not None:
             self._table.put([request.request_id], [packed | _REQUEST])
-            fingerprint, count = request.fingerprint, len(request.request_indexes)
-            first = first_of_run(request.request_indexes)
-            if first == NOT_A_RUN:
-                extras += array("I", request.request_indexes).tobytes()
-        self._extras += extras
-        self._last = _Kept(
-            row.position, row.base_offset, row.store_time_ms, packed_queue(row.queue),
-            self._last.ids_until + row.id_count, self._last.extras_until + len(extras), fingerprint, first, count,
-        )  # fmt: skip
-        self._rows += _KEPT.pack(*self._last)
+        place = row.position, row.base_offset, row.store_time_ms, packed_queue(row.queue)
+        self._keep(place, row.id_count, request, row.delays)
 
     def restore(self, rows: Columns) -> None:
-        """Remember the rows of a block."""
-        for row in rows_of(rows, range(len(rows.positions))):
-            self.add(row)
+        """Remember the rows of a block: there may be ten thousand in one turn of the event loop."""
+        first = self._first_row + self._row_count
+        shift = packed_index(first, 0)
+        numbers = [(value + shift, id_) for value, id_ in zip(rows.values, rows.ids, strict=True)]
+        numbers += [(packed_index(first + part.row, _REQUEST), id_) for id_, part in rows.requests]
+        numbers.sort()  # as `add` does, a row's request behind its messages
+        self._table.put([id_ for _, id_ in numbers], [number for number, _ in numbers])
+        id_counts = Counter([(number >> _INDEX_BITS) - first for number, _ in numbers])
+        parts = {part.row: part for _, part in rows.requests}
+        delays = dict(rows.delays)
+        places = zip(rows.positions, rows.base_offsets, rows.times_ms, rows.queues, strict=True)
+        for row, place in enumerate(places):
+            self._keep(place, id_counts[row], parts.get(row), delays.get(row, b""))
+
+    def _keep(
+        self, place: tuple[int, int, int, int], id_count: int, part: RequestPart | Part | None, delays: bytes
+    ) -> None:
+        extras, fingerprint, first, run_length = delays, NO_FINGERPRINT, 0, 0
+        if part is not None:
+            fingerprint, run_length = part.fingerprint, len(part.request_indexes)
+            first = first_of_run(part.request_indexes)
+            if first == NOT_A_RUN:
+                extras += array("I", part.request_indexes).tobytes()
+        self._ids_until += id_count
+        self._extras_until += len(extras)
+        self._extras += extras
+        self._rows += _KEPT.pack(*place, self._ids_until, self._extras_until, fingerprint, first, run_length)
 
     def prune(self, now_ms: int) -> None:
         """Let go of what is out of the window: of rows at once, of ids in pieces, as a million may leave together and
@@ -214,10 +229,10 @@ class DedupIndex:
         before_ms = now_ms - self._window_ms
         if dead := bisect_left(range(self._row_count), before_ms, key=lambda at: self._kept(at).time_ms):
             gone = self._kept(dead - 1)
-            del self._extras[: gone.extras_until - self._gone.extras_until]
+            del self._extras[: gone.extras_until - self._extras_gone]
             del self._rows[: dead * _KEPT.size]
             self._first_row += dead
-            self._gone = gone
+            self._ids_gone, self._extras_gone = gone.ids_until, gone.extras_until
         self._table.sweep(packed_index(self._first_row, 0))
         prunes = max(_PRUNES_PER_WINDOW, _ROUNDS_PER_WINDOW * self._table.sweep_count)
         self._prune_at_ms = now_ms + self._window_ms // prunes + 1
@@ -236,8 +251,9 @@ class DedupIndex:
 
     def _extras_of(self, at: int) -> tuple[bytearray, Sequence[int]]:
         """DELAY structs, and the indexes in the request of a row that is NOT_A_RUN."""
-        kept, before, base = self._kept(at), self._kept(at - 1) if at else self._gone, self._gone.extras_until
-        extras = self._extras[before.extras_until - base : kept.extras_until - base]
+        kept, base = self._kept(at), self._extras_gone
+        begin = self._kept(at - 1).extras_until if at else base
+        extras = self._extras[begin - base : kept.extras_until - base]
         delays_end = len(extras) - (_INDEX_BYTES * kept.run_length if kept.first == NOT_A_RUN else 0)
         return extras[:delays_end], array("I", bytes(extras[delays_end:]))
 

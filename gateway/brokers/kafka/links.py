@@ -422,9 +422,7 @@ class Links:
             raise Unreached(repr(error)) from error
         except (KafkaError, OSError, TimeoutError) as error:
             self.trouble = repr(error)
-            if (
-                self._admin is not None
-            ):  # what it knows of the cluster may be of brokers that are away: see `_refreshed`
+            if self._admin is not None:  # all brokers that it knows may be away: see `_refreshed`
                 admin, self._admin = self._admin, None
                 await admin.close()
             raise Unreached(repr(error)) from error

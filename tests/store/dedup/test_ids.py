@@ -200,6 +200,35 @@ def test_however_slowly_the_table_is_swept_the_same_are_known(swept: int, monkey
     assert len(known) == len(known._rows) == len(known._extras) == 0
 
 
+@pytest.mark.parametrize("swept", [1, 3, 100])
+def test_what_was_restored_leaves_the_window_as_what_was_added(swept: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows with message ids, requests, both, and delays, in one chain: of each chain the oldest must be the first."""
+    monkeypatch.setattr("store.dedup.id_table.SWEPT_AT_ONCE", swept)
+    random = Random(swept)
+    rows = []
+    for number in range(300):
+        numbers = range(1_000 * number, 1_000 * number + random.randint(0, 3))
+        request = part(*sorted(random.sample(range(9), 3)), number=-1 - number) if random.random() < 0.5 else None
+        delays = DELAY.pack(number, 16, 1) * max(len(numbers), 3) if random.random() < 0.3 else b""
+        rows.append(Row(number, 10 * number, 4 * number, QUEUE, ids(*numbers), request, delays))
+    live, loaded = index(ids_max=20), index(ids_max=20)
+    for some in (rows[:1], rows[1:120], rows[120:]):
+        for one in some:
+            live.add(one)
+        [columns] = decode_blocks(encode_block(some))
+        loaded.restore(columns)
+    for now_ms in range(1_200, 2_300, 50):
+        live.prune(now_ms)
+        loaded.prune(now_ms)
+        assert len(live) == len(loaded)
+        for number, one in enumerate(rows):
+            known = live.find(Identity(message_ids=one.message_ids, request=one.request), now_ms)
+            assert known == loaded.find(Identity(message_ids=one.message_ids, request=one.request), now_ms)
+            is_in_window = now_ms - 4 * number <= WINDOW_MS
+            assert bool(known) == (is_in_window and bool(one.message_ids or one.request))
+    assert len(live._rows) == len(loaded._rows) == 0
+
+
 @pytest.mark.parametrize("ids_max", [1_000, 8_000])
 def test_the_table_holds_little_more_than_the_window_however_many_chains_it_has(
     ids_max: int, monkeypatch: pytest.MonkeyPatch
