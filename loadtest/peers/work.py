@@ -362,13 +362,13 @@ class _Seen:
 
 
 async def filled(client: Client, topic: str, count_max: int, within_s: float) -> int:
-    """Send numbered records in batches, at most so many and for about so long; how many."""
+    """Send numbered records in batches, one at least, at most so many and for about so long; how many."""
     next_number = 0
     deadline_s = time.monotonic() + within_s
 
     async def sender() -> None:
         nonlocal next_number
-        while next_number < count_max and time.monotonic() < deadline_s:
+        while next_number < count_max and (not next_number or time.monotonic() < deadline_s):
             numbers = range(next_number, min(next_number + BATCH_RECORDS, count_max))
             next_number = numbers.stop
             await client.send(topic, [value(number) for number in numbers])

@@ -148,6 +148,13 @@ async def test_a_queue_is_filled_and_received_for_as_long_as_it_may_be() -> None
     assert 0.05 <= found["took_s"] < 10
 
 
+async def test_a_queue_is_filled_with_one_batch_also_when_the_time_for_it_is_over_at_once() -> None:
+    client = MemoryClient()
+    found = await work.receive(client, "t", count=10**9, fill_s=0, duration_s=10)
+    assert len(client.topics["t"]) == work.BATCH_RECORDS
+    assert found["records"] == work.BATCH_RECORDS - 700
+
+
 async def test_single_records_go_to_all_topics() -> None:
     client = MemoryClient()
     found = await work.singles(client, "s", duration_s=0.05, warm_s=0.01)
