@@ -7,7 +7,8 @@ is completed by its repeat: what is known is answered, what is missing is append
 An entry that carries ids is one row; rows are numbered in the order of the log. A message id leads to its row and the
 record's index in it, packed into one integer; a request id to its row, with an index that no record has.
 
-    rows        64 bytes each, and behind them the delays and indexes that some have, oldest first
+    rows        64 bytes each, the oldest first
+    extras      in the same order, the delays and the indexes in a request that some rows have
     ids         of messages and of requests -> row << 17 | index: store/dedup/id_table.py, some 30 bytes each
 
 Invariants
@@ -84,7 +85,7 @@ class Part(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """A stretch of rows in the form the index has them, numbered from 0: they are loaded by the hundred thousand."""
+    """The rows of a block of the journal, numbered from 0, in columns."""
 
     positions: array[int]
     base_offsets: array[int]

@@ -8,5 +8,5 @@ const PLACES = [process.env["MQ_CHROMIUM"], ...["chromium-headless-shell", "chro
 export async function launched() {
   const executablePath = PLACES.find((place) => place !== undefined && existsSync(place));
   if (executablePath === undefined) return null;
-  return chromium.launch({ executablePath, args: ["--no-sandbox", "--disable-gpu"] }); // root, in a container; without a process that emulates one
+  return chromium.launch({ executablePath, args: ["--no-sandbox", "--disable-gpu"] }); // root in a container; no GPU process
 }
