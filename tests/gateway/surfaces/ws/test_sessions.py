@@ -350,7 +350,7 @@ async def test_a_session_whose_topic_grows_or_goes_is_worked_on(is_deleted: bool
     async with server.talk() as talk:
         await talk.answer(subscribe(credit=10))
         if is_deleted:
-            await until(lambda: server.broker.read_count > 0)  # at its end: a read of a topic that is gone says so, too
+            await server.broker.waiting.wait()  # at its end: a read of a topic that is gone says so, too
             server.routes.remove(server.routes.topic("orders"))
             talk.session.refresh_soon()
             assert (await talk.heard("error"))["error_code"] == 40953
