@@ -150,10 +150,14 @@ export function decodeBatches(
       later = before.then(async () => {
         decodeRecords(compression === "none" ? body : await inflate(body, compression, inflaters), place, records);
       });
+      later.catch(() => {}); // nobody waits for it when a batch behind it is wrong
     }
     at = end;
   }
-  return later === null ? records : later.then(() => records);
+  if (later === null) return records;
+  const all = later.then(() => records);
+  all.catch(() => {}); // nor for this one when the frame around it is wrong; whoever does hears of it
+  return all;
 }
 
 interface Place {
@@ -195,10 +199,14 @@ function decodeRecords(bytes: Uint8Array, place: Place, records: RawRecord[]): v
 
 async function inflate(bytes: Uint8Array, compression: string, inflaters: Inflaters): Promise<Uint8Array> {
   const own = inflaters[compression as keyof Inflaters];
-  if (own !== undefined) return own(bytes);
-  if (compression === "gzip" && typeof DecompressionStream !== "undefined") {
-    const stream = new Blob([bytes as BlobPart]).stream().pipeThrough(new DecompressionStream("gzip"));
-    return new Uint8Array(await new Response(stream).arrayBuffer());
+  try {
+    if (own !== undefined) return await own(bytes);
+    if (compression === "gzip" && typeof DecompressionStream !== "undefined") {
+      const stream = new Blob([bytes as BlobPart]).stream().pipeThrough(new DecompressionStream("gzip"));
+      return new Uint8Array(await new Response(stream).arrayBuffer());
+    }
+  } catch (error) {
+    throw new Undecodable(`a batch that is no ${compression}: ${String(error)}`);
   }
   throw new Undecodable(
     `a batch is compressed with ${compression}: give connect() an inflater for it, or subscribe with another format`,

@@ -51,6 +51,20 @@ test("compressed batches are inflated in order, by what was given or by the plat
     assert.deepEqual((await read).map(({ valueText }) => valueText), ["a", "b", "c"]);
   }
   await assert.rejects(decodeBatches(batch(0, [{ value: "a" }], { compression: "zstd" }), "t", 0, 0, {}), /zstd: give connect\(\) an inflater/);
+  const unhandled = [];
+  const note = (error) => unhandled.push(error);
+  process.on("unhandledRejection", note);
+  const torn = batch(1, [{ value: "b" }]).subarray(0, 20);
+  assert.throws(() => decodeBatches(joined(batch(0, [{ value: "a" }], { compression: "zstd" }), torn), "t", 0, 0, {}), Undecodable);
+  void decodeBatches(batch(0, [{ value: "a" }], { compression: "zstd" }), "t", 0, 0, {});
+  await new Promise((resolve) => setTimeout(resolve, 10));
+  process.off("unhandledRejection", note);
+  assert.deepEqual(unhandled, []);
+  const damaged = batch(0, [{ value: "a" }], { compression: "gzip" });
+  damaged[61] ^= 0xff; // the first byte of the compressed records
+  for (const inflaters of [{}, { gzip: (bytes) => gunzipSync(bytes) }, { gzip: async (bytes) => gunzipSync(bytes) }]) {
+    await assert.rejects(decodeBatches(damaged, "t", 0, 0, inflaters), (error) => error instanceof Undecodable && /no gzip/.test(error.message));
+  }
 });
 
 test("a batch that is cut anywhere, or whose numbers are wrong, is Undecodable and nothing else", () => {
