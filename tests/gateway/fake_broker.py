@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -100,6 +101,7 @@ class FakeBroker:
         self.on_deleted: Callable[[TopicView], None] = lambda topic: None
         self.on_attached: Callable[[int, Attachment], None] = lambda topic_id, to: None
         self._topics: dict[str, FakeTopic] = {}
+        self._topic_ids = itertools.count(16)  # none comes again
         self.watching: list[tuple[int, Callable[[Mapping[QueueKey, int]], None]]] = []
         self._position = 0
 
@@ -244,7 +246,7 @@ class FakeBroker:
         self, name: str, partitions: int, config: TopicConfig | None = None, json_keys: KeyForm | None = None
     ) -> FakeTopic:
         """A topic that was not there."""
-        topic = FakeTopic(name, 16 + len(self._topics), partitions, config or TopicConfig(), json_keys or KeyForm.RAW)
+        topic = FakeTopic(name, next(self._topic_ids), partitions, config or TopicConfig(), json_keys or KeyForm.RAW)
         self._topics[name] = topic
         self.on_topic(topic)
         return topic

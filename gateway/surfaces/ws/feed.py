@@ -499,5 +499,5 @@ class Fed:
 
 
 def epoch_changed(topic: str) -> RequestError:
-    """The answer when a topic is not the one that was subscribed to."""
-    return RequestError(EPOCH_CHANGED, f"Topic {topic} was deleted or created anew.")
+    """The answer when a topic is not the one that was subscribed to, but another one of its name."""
+    return RequestError(EPOCH_CHANGED, f"Topic {topic} was deleted and made again.")

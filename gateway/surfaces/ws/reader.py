@@ -17,7 +17,7 @@ from gateway.auth.access import Access
 from gateway.errors import PARTITION_NOT_FOUND, RequestError
 from gateway.groups.machines.subscription import Subscription as Pattern
 from gateway.groups.protocol import TopicPartition
-from gateway.routing.base import Routes, TopicView, topic_id_of
+from gateway.routing.base import Routes, TopicView
 from gateway.surfaces.ws.commands import From, FromOffsets, FromTime, Mode, Start, Subscribe
 from gateway.surfaces.ws.feed import Fed, FedPartition, Feed, epoch_changed
 from gateway.surfaces.ws.outbox import Outbox
@@ -201,12 +201,13 @@ class Reader(Fed):
         return wanted_topics(self._routes, self._command.topics, self._pattern, self._access)
 
     def _named_topics(self) -> dict[str, TopicView]:
-        """The topics as they are, but for those made anew: readers of those are told by the read itself."""
+        """The topics as they are. Raises UnknownQueue for one that is gone, RequestError for one that was made anew:
+        a read says the same, and which of the two looks first is chance."""
         topics: dict[str, TopicView] = {}
         for name, epoch in self._epochs.items():
-            if str(topic_id_of(self._routes, name)) != epoch:
-                raise epoch_changed(name)
             topics[name] = self._routes.topic(name)
+            if str(topics[name].topic_id) != epoch:
+                raise epoch_changed(name)
         return topics
 
 

@@ -20,6 +20,7 @@ from gateway.surfaces.kafka.schema import Message
 from gateway.surfaces.kafka.service import IN_LOOP_BYTES, LARGE_AT_ONCE, PRODUCED_IN_LOOP, Service
 from gateway.surfaces.kafka.session import Session
 from loadtest.turns.kafka import asked, fetch, produce
+from tests.waiting import PATIENCE_S
 
 
 @pytest.mark.parametrize(
@@ -36,12 +37,17 @@ async def test_large_requests_that_wait_for_nobody_are_served_a_few_at_a_time(
     key: int, message: Message, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     serving = largest = 0
+    all_here = asyncio.Event()
 
     async def handle(session: Session, version: int, request: Message) -> Message:
         nonlocal serving, largest
         serving += 1
         largest = max(largest, serving)
-        await asyncio.sleep(0.05)
+        if serving == most:
+            all_here.set()
+        async with asyncio.timeout(PATIENCE_S):
+            await all_here.wait()
+        await asyncio.sleep(0.05)  # one more than allowed would come now
         serving -= 1
         return {"results": []} if key == apis.DELETE_GROUPS else {"error_code": 25, "members": [], "leader": ""}
 

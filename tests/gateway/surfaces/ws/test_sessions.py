@@ -344,20 +344,33 @@ async def test_a_session_for_which_nothing_has_changed_is_not_worked_on(
     await server.sessions.close()
 
 
-@pytest.mark.parametrize("is_deleted", [False, True])
-async def test_a_session_whose_topic_grows_or_goes_is_worked_on(is_deleted: bool) -> None:
+async def test_a_session_whose_topic_grows_is_worked_on() -> None:
     server = Server({"orders": 1})
     async with server.talk() as talk:
         await talk.answer(subscribe(credit=10))
-        if is_deleted:
-            await server.broker.waiting.wait()  # at its end: a read of a topic that is gone says so, too
+        await server.broker.grow_topic("orders", 2)
+        talk.session.refresh_soon()
+        assert (await talk.heard("assigned"))["partitions"] == {"orders": [1]}
+    await server.sessions.close()
+
+
+@pytest.mark.parametrize(("is_there_again", "code"), [(False, 40401), (True, 40953)])
+async def test_a_session_whose_topic_goes_hears_one_code_whether_it_looks_or_reads(
+    is_there_again: bool, code: int
+) -> None:
+    server = Server({"orders": 1})
+    for is_waiting in (False, True):
+        async with server.talk() as talk:
+            await talk.answer(subscribe(credit=10))
+            if is_waiting:  # else its first read may be the first to find out
+                await server.broker.waiting.wait()
             server.routes.remove(server.routes.topic("orders"))
+            if is_there_again:
+                server.broker.add_topic("orders", 1)
             talk.session.refresh_soon()
-            assert (await talk.heard("error"))["error_code"] == 40953
-        else:
-            await server.broker.grow_topic("orders", 2)
-            talk.session.refresh_soon()
-            assert (await talk.heard("assigned"))["partitions"] == {"orders": [1]}
+            assert (await talk.heard("error"))["error_code"] == code
+        if not is_there_again:
+            server.broker.add_topic("orders", 1)
     await server.sessions.close()
 
 
