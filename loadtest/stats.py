@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 import statistics
 from collections.abc import Sequence
@@ -41,16 +42,27 @@ def paired_ratio(ours: Sequence[float], limit: Sequence[float]) -> Spread:
     return spread([one / other for one, other in zip(ours, limit, strict=True)])
 
 
+RATIO_ROUNDS_MIN = 5
+
+
+def ratio_rounds(text: str) -> int:
+    """The value of an option `--rounds` whose rounds end in `mean_ratio`. Raises ArgumentTypeError before a run of
+    minutes would end in no figure."""
+    if not text.isdecimal() or (rounds := int(text)) < RATIO_ROUNDS_MIN:
+        raise argparse.ArgumentTypeError(f"{text}: at least {RATIO_ROUNDS_MIN}, for an interval")
+    return rounds
+
+
 def mean_ratio(ours: Sequence[float], other: Sequence[float], confidence: float = 0.95) -> Spread:
     """The mean of the rounds' ratios, and its confidence interval; of their logarithms, to which 2 and 1/2 are equally
     far from 1.
 
     By Student's t, whose quantile is that of the normal distribution with three terms of correction (Abramowitz and
-    Stegun 26.7.5): within 1 % from 5 rounds on, so fewer are refused.
+    Stegun 26.7.5): within 1 % from RATIO_ROUNDS_MIN on, so fewer are refused.
     """
     logs = [math.log(one / two) for one, two in zip(ours, other, strict=True)]
-    if len(logs) < 5:
-        raise ValueError(f"{len(logs)} rounds are too few for an interval: at least 5")
+    if len(logs) < RATIO_ROUNDS_MIN:
+        raise ValueError(f"{len(logs)} rounds are too few for an interval: at least {RATIO_ROUNDS_MIN}")
     mean, free = statistics.fmean(logs), len(logs) - 1
     z = statistics.NormalDist().inv_cdf((1 + confidence) / 2)
     quantile = z + (z**3 + z) / (4 * free) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * free**2)

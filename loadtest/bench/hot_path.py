@@ -38,7 +38,7 @@ from loadtest.peers.fetch import TOOLS
 from loadtest.peers.nsq import Endpoint, Nsq
 from loadtest.peers.peer import Unavailable
 from loadtest.process import Running, end_when_told, running_server, started
-from loadtest.stats import mean_ratio
+from loadtest.stats import mean_ratio, ratio_rounds
 
 RESULTS = Path(__file__).parents[2] / "docs" / "benchmarks"
 ROUNDS, RUN_S, WARM_UP_S = 7, 2.0, 1.0
@@ -277,7 +277,7 @@ def main() -> None:
     end_when_told()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("other", type=Path, help="a checkout of mq")
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="at least 5, for an interval")
+    parser.add_argument("--rounds", type=ratio_rounds, default=ROUNDS)
     parser.add_argument("--seconds", type=float, default=RUN_S)
     parser.add_argument(
         "--only", default="", help="parts of the names of rows, with '; ' between them: nothing is written"

@@ -32,7 +32,7 @@ from loadtest.bench.payloads import JSON_TYPE
 from loadtest.bench.request import Request, RunFailed
 from loadtest.bench.wrk_client import WrkClient
 from loadtest.process import Running, end_when_told, running_server, started
-from loadtest.stats import Spread, mean_ratio
+from loadtest.stats import Spread, mean_ratio, ratio_rounds
 from store.record_batch import Record, encode
 
 RESULTS = Path(__file__).parents[2] / "docs" / "benchmarks"
@@ -200,7 +200,7 @@ def main() -> None:
     """Measure, print a table, write the results."""
     end_when_told()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=ROUNDS, help="at least 5, for an interval")
+    parser.add_argument("--rounds", type=ratio_rounds, default=ROUNDS)
     parser.add_argument("--seconds", type=float, default=RUN_S)
     parser.add_argument("--only", default="", help="a part of the names of rows: nothing is written")
     parser.add_argument("--dir", type=Path, default=Path("/var/tmp"), help="where data lies; on a disk, not in memory")

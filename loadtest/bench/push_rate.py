@@ -23,7 +23,7 @@ import uvloop
 from loadtest.bench.payloads import JSON_TYPE
 from loadtest.bench.push_latency import PushPath, our_event_path, our_push_path
 from loadtest.process import Running, end_when_told, running_server
-from loadtest.stats import mean_ratio
+from loadtest.stats import mean_ratio, ratio_rounds
 
 ROUNDS, RUN_S, WARM_UP_S = 7, 4.0, 1.0
 RATES = (200, 2_000)
@@ -99,7 +99,7 @@ def main() -> None:
     end_when_told()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("other", type=Path, help="a checkout of mq")
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--rounds", type=ratio_rounds, default=ROUNDS)
     parser.add_argument("--seconds", type=float, default=RUN_S)
     parser.add_argument("--only", choices=WAYS, action="append", help="one of the ways")
     parser.add_argument("--rate", type=int, action="append", help="records a second")

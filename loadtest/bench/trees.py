@@ -47,7 +47,7 @@ from loadtest.peers.mq import JsonClient
 from loadtest.peers.servers import free_port
 from loadtest.peers.work import delayed
 from loadtest.process import Running, end_when_told, running_server
-from loadtest.stats import mean_ratio
+from loadtest.stats import mean_ratio, ratio_rounds
 from store.limits import MiB
 from store.record_batch import encode_columns, numbered
 
@@ -385,7 +385,7 @@ def main() -> None:
     end_when_told()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("other", type=Path, help="a checkout of mq")
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--rounds", type=ratio_rounds, default=ROUNDS)
     parser.add_argument("--seconds", type=float, default=RUN_S, help="of a run of those workloads that are timed")
     parser.add_argument("--only", default="", help="parts of the names of workloads, with '; ' between them")
     parser.add_argument("--node", action="store_true", help="this checkout's server is a node of a cluster")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.stats import Spread, mean_ratio, paired_ratio, percentile, spread
+from loadtest.stats import Spread, mean_ratio, paired_ratio, percentile, ratio_rounds, spread
 
 numbers = st.lists(st.floats(-1e6, 1e6), min_size=1)
 
@@ -61,3 +62,9 @@ def test_the_mean_of_ratios_has_the_interval_of_students_t() -> None:
 def test_too_few_rounds_have_no_interval() -> None:
     with pytest.raises(ValueError, match="at least 5"):
         mean_ratio([1.0] * 4, [1.0] * 4)
+    parser = argparse.ArgumentParser(exit_on_error=False)
+    parser.add_argument("--rounds", type=ratio_rounds)
+    assert parser.parse_args(["--rounds", "5"]).rounds == 5
+    for text in ("4", "-5", "five"):
+        with pytest.raises(argparse.ArgumentError, match="at least 5"):
+            parser.parse_args([f"--rounds={text}"])
