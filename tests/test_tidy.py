@@ -29,7 +29,6 @@ TESTED_THROUGH_OTHERS = {
     "gateway.api.topics": "gateway/surfaces/native/test_topics.py",
     "gateway.brokers.kafka.attached_writer": "gateway/brokers/kafka/test_attached.py",
     "gateway.cli.bench": "gateway/cli/test_cli.py",
-    "gateway.cli.broker": "gateway/cluster/test_served.py",
     "gateway.cli.cluster": "gateway/cluster/test_cluster_backup.py",
     "gateway.cli.config": "gateway/cli/test_token.py",
     "gateway.cli.dump": "gateway/cli/test_cli.py",

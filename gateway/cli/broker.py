@@ -57,11 +57,12 @@ def list_(url: Url = URL_DEFAULT, as_json: Json = False) -> None:
     cells = [
         (
             row["broker"], row["state"], row["partitions"], row["sealed_segments"],
-            "" if row["groups"] is None else row["groups"], _ms(row["latency_ms"]), row["url"] or "",
+            *("" if row.get(name) is None else row[name] for name in ("groups", "on_kafka")),
+            _ms(row["latency_ms"]), row["url"] or "",
         )
         for row in rows
     ]  # fmt: skip
-    print_table(("broker", "state", "partitions", "sealed", "groups", "latency", "url"), cells)
+    print_table(("broker", "state", "partitions", "sealed", "groups", "on Kafka", "latency", "url"), cells)
     for row in rows:
         reasons = row["reasons"]
         for reason in reasons if isinstance(reasons, list) else ():
@@ -122,9 +123,10 @@ def add(name: Name, url: Url = URL_DEFAULT, as_json: Json = False) -> None:
                 row = next(row for row in rows if row["broker"] == name)
                 if row["state"] in ("offline", "stopped"):
                     raise CliError(f"{name} is {row['state']}: it takes its share when it is back")
-                takers = sum(row["state"] in ("up", "avoided") for row in rows)
-                share = sum(number_of(row["partitions"]) for row in rows) // max(takers, 1)
-                bar.update(task, total=share, completed=number_of(row["partitions"]))
+                nodes = [row for row in rows if row["kind"] != "kafka"]  # what is there is some node's
+                takers = sum(row["state"] in ("up", "avoided") for row in nodes)
+                share = sum(map(_share, nodes)) // max(takers, 1)
+                bar.update(task, total=share, completed=_share(row))
                 await asyncio.sleep(POLL_S)
         return row
 
@@ -132,7 +134,8 @@ def add(name: Name, url: Url = URL_DEFAULT, as_json: Json = False) -> None:
     if as_json:
         print_json(row)
     else:
-        typer.echo(f"{name} has its share: {row['partitions']} partitions")
+        on_kafka = f", {row['on_kafka']} on Kafka clusters" if row.get("on_kafka") else ""
+        typer.echo(f"{name} has its share: {row['partitions']} partitions on its broker{on_kafka}")
 
 
 @app.command("takeover")
@@ -165,7 +168,12 @@ async def _takers(client: Client) -> set[str]:
 
 def _left(row: Row) -> int:
     """What a broker that drains still has to give."""
-    return number_of(row["partitions"]) + number_of(row["groups"])
+    return _share(row) + number_of(row["groups"])
+
+
+def _share(row: Row) -> int:
+    """How many partitions and shards its node owns."""
+    return number_of(row["partitions"]) + number_of(row.get("on_kafka") or 0)  # an older server does not say
 
 
 def _ms(latency_ms: object) -> str:

@@ -230,6 +230,10 @@ class ShownBroker(Answer):
         int, Meta(ge=0, description="Older records of partitions, read from it until they expire.")
     ]
     groups: Annotated[int | None, Meta(description="Consumer groups that belong to its node; null: it is alone.")]
+    on_kafka: Annotated[
+        int | None,
+        Meta(description="Partitions and shards on Kafka clusters that its node appends to; null: it is alone."),
+    ]
     balancing: Annotated[bool, Meta(description="It takes its share of the partitions now.")]
     url: Annotated[str | None, Meta(description="Where clients reach its node; null: here.")]
     room: Annotated[str | None, Meta(description="The machine room that its node stands in.")]

@@ -96,6 +96,7 @@ async def _brokers(gateway: Gateway, *more: str) -> list[server.ShownBroker]:
                 sealed_segments=sealed_counts[name],
                 balancing=member is not None and member.balancing,
                 groups=None if cluster is None else group_counts.get(name, 0),
+                on_kafka=None if cluster is None else on_kafka.get(name, 0),
                 url=None if member is None else member.url,
                 room=routes.room_of(name) or None,
             )

@@ -13,7 +13,7 @@ import { Drain, TakeOver, TakePartition } from "./brokers_change.js";
 export interface Broker {
   broker: string;
   /** Of the node that is asked, or of another one. */
-  kind: "embedded" | "peer";
+  kind: "embedded" | "peer" | "kafka";
   state: "up" | "avoided" | "stopped" | "offline" | "draining" | "drained";
   reasons: string[];
   latency_ms: number | null;
@@ -22,6 +22,8 @@ export interface Broker {
   sealed_segments: number;
   /** Null: this server is alone. */
   groups: number | null;
+  /** Partitions and shards on Kafka clusters that its node appends to. Null: this server is alone. */
+  on_kafka: number | null;
   balancing: boolean;
   url: string | null;
   room: string | null;
@@ -123,6 +125,7 @@ function Brokers(props: { found: Resource<{ brokers: Broker[] }>; reload: () => 
   const brokers = found.data!.brokers;
   const hasRooms = brokers.some(({ room }) => room !== null);
   const hasGroups = brokers.some(({ groups }) => groups !== null);
+  const hasKafka = brokers.some(({ on_kafka }) => on_kafka !== null && on_kafka > 0);
   const isAlone = alone(brokers);
   const close = () => setChanging(null);
   const button = (broker: Broker, what: Change, text: string, reason: string | null) => (
@@ -136,7 +139,7 @@ function Brokers(props: { found: Resource<{ brokers: Broker[] }>; reload: () => 
             <tr>
               <th scope="col">Broker</th><th scope="col">Kind</th>{hasRooms && <th scope="col">Room</th>}<th scope="col">State</th>
               <th scope="col" class="end">Latency</th><th scope="col" class="end">Partitions</th><th scope="col" class="end">Sealed segments</th>
-              {hasGroups && <th scope="col" class="end">Groups</th>}<th scope="col">Change</th>
+              {hasGroups && <th scope="col" class="end">Groups</th>}{hasKafka && <th scope="col" class="end">On Kafka</th>}<th scope="col">Change</th>
             </tr>
           </thead>
           <tbody>
@@ -150,6 +153,7 @@ function Brokers(props: { found: Resource<{ brokers: Broker[] }>; reload: () => 
                 <td class="end">{count(broker.partitions)}</td>
                 <td class="end">{count(broker.sealed_segments)}</td>
                 {hasGroups && <td class="end">{count(broker.groups)}</td>}
+                {hasKafka && <td class="end">{count(broker.on_kafka)}</td>}
                 <td class="row-actions">
                   {broker.state === "offline" ? button(broker, "take over", "Take over", broker.partitions + (broker.groups ?? 0) === 0 ? "It has no open partition and no group." : null) : (
                     <>

@@ -25,7 +25,7 @@ async def ask(client: Client, path: str) -> Any:
 async def test_brokers_say_how_they_are(client: Client, gateway: Gateway, broker: FakeBroker) -> None:
     (row,) = (await ask(client, "/brokers"))["brokers"]
     idle = {"broker": "local", "kind": "embedded", "url": None, "reasons": [], "partitions": 4, "room": None}
-    on_it = {"sealed_segments": 0, "groups": None, "balancing": False}
+    on_it = {"sealed_segments": 0, "groups": None, "on_kafka": None, "balancing": False}
     assert row == {**idle, **on_it, "state": "up", "latency_ms": None, "excluded_until_ms": None}
     assert (await client.post("/topics/orders", json={"records": [{"value": "MQ=="}]})).status == 200
     (row,) = (await ask(client, "/brokers"))["brokers"]
@@ -176,6 +176,8 @@ async def test_nothing_is_planned_to_go_to_a_node_without_a_store(client: Client
         "it owns 2 partitions and shards on Kafka clusters: other nodes take them over",
     ]
     assert reasons["n2"] == ["it takes its share of what others own on Kafka clusters"]
+    on_kafka = {row["broker"]: row["on_kafka"] for row in (await ask(client, "/brokers"))["brokers"]}
+    assert on_kafka == {"local": 5, "n2": 0, "n3": 2, "n4": 1}
     assert reasons["n4"] == ["its node has not been heard of, and has no store: other nodes go on with what it had"]
 
 
