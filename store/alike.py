@@ -21,8 +21,7 @@ Varints are zigzag: 0, -1, 1, -2 are 0, 1, 2, 3; seven bits a byte, the lowest f
 from __future__ import annotations
 
 import struct
-from functools import cache
-from itertools import chain
+from functools import cache, lru_cache
 from typing import NamedTuple
 
 from store.limits import BATCH_RECORDS_MAX, KEY_BYTES_MAX, RECORD_BYTES_MAX
@@ -37,6 +36,9 @@ RUNS_MAX = 8
 VIEWED_BYTES = 256
 """Bytes of a record, in the mean, from which on a view is looked at where it is. To take a byte of each record from a
 view takes five times as long as from bytes: a batch of smaller records is copied first."""
+
+UNPACKED_COUNT = 1024
+"""Records whose fields are taken in one call. What says where they lie takes 64 bytes each."""
 
 _HEADER_BYTES = 61
 _TO_FLAGS = bytes(128) + b"\1" * 128  # 1: another byte follows
@@ -74,14 +76,24 @@ def columns_of(batch: Buffer, count: int) -> Columns | None:
             if bytes(data[place:end:size]) != bytes((data[place],)) * run_count:
                 return None
         key_end, value_end = key_from + max(0, key_bytes), value_from + max(0, value_bytes)
-        fields = struct.Struct(
-            f"={key_from - at}x{key_end - key_from}s{value_from - key_end}x{value_end - value_from}s"
+        layout = (
+            f"{key_from - at}x{key_end - key_from}s{value_from - key_end}x{value_end - value_from}s"
             f"{at + size - value_end}x"
         )
-        parts = list(chain.from_iterable(fields.iter_unpack(memoryview(data)[at:end])))
+        parts: list[bytes] = []
+        for start in range(0, run_count, UNPACKED_COUNT):
+            some = min(UNPACKED_COUNT, run_count - start)
+            parts += _fields_of(layout, some).unpack_from(data, at + start * size)
         keys += [None] * run_count if key_bytes < 0 else parts[::2]
         values += [None] * run_count if value_bytes < 0 else parts[1::2]
     return Columns(keys, values, runs[0][2].time_delta) if runs else None
+
+
+@lru_cache(maxsize=8)
+def _fields_of(layout: str, count: int) -> struct.Struct:
+    """Those of so many records in one call: a third of the time of a call for each, and two thirds where it is made
+    for them alone."""
+    return struct.Struct("=" + layout * count)
 
 
 def _seen(batch: Buffer, count: int) -> Buffer:

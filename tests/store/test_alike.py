@@ -14,7 +14,7 @@ from aiokafka.record import util
 
 from loadtest.slowness import slowness
 from store import record_batch
-from store.alike import RUN_COUNT_MIN, VIEWED_BYTES, _offsets, are_alike, columns_of
+from store.alike import RUN_COUNT_MIN, UNPACKED_COUNT, VIEWED_BYTES, _offsets, are_alike, columns_of
 from store.errors import IllegalRecord, MalformedBatch, RecordTooLarge
 from store.limits import BATCH_RECORDS_MAX, KEY_BYTES_MAX
 from store.record_batch import Record, encode
@@ -73,6 +73,15 @@ def test_columns_are_of_batches_that_need_no_codec() -> None:
     assert record_batch.alike_columns(encode(numbered[: record_batch.ALIKE_COUNT_MIN - 1])) is None
     assert record_batch.alike_columns(record_batch.zstd_packed(batch, level=1)) is None
     assert record_batch.alike_columns(encode([*numbered, Record(b"k", b"v", 1_000, [("h", b"1")])])) is None
+
+
+@pytest.mark.parametrize("more", [-1, 0, 1, UNPACKED_COUNT, UNPACKED_COUNT + 1])
+def test_columns_taken_in_several_calls_are_in_order(more: int) -> None:
+    """The first 64 records are a run by themselves: their offsets take a byte."""
+    numbered = [Record(b"%05d" % number, b"%07d" % number, 1_000) for number in range(64 + UNPACKED_COUNT + more)]
+    assert record_batch.alike_columns(encode(numbered)) == (
+        [one.key for one in numbered], [one.value for one in numbered], 1_000,
+    )  # fmt: skip
 
 
 def test_offsets_are_those_of_varints_up_to_the_most_records_of_a_batch() -> None:
