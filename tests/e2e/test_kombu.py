@@ -18,10 +18,11 @@ import pytest
 from kombu import Connection, Consumer, Exchange, Producer, Queue
 from kombu.exceptions import OperationalError
 from mq.kombu.link import INBOX_MAX, Inbox, close_links
-from mq.kombu.transport import PREFETCH_UNLIMITED, Transport
+from mq.kombu.transport import GET_S, PREFETCH_UNLIMITED, Transport
 from mq.loop_thread import LoopThread
 
 from tests.e2e.server import Server
+from tests.gateway.cluster.cutting import Direction, Relay
 
 LEASE_S = 2
 
@@ -232,6 +233,32 @@ def test_get_takes_one_message_and_no_more(connection: Connection) -> None:
     assert again is not None
     assert again.payload == message.payload
     assert queue.get() is None
+
+
+async def test_get_waits_for_a_server_that_is_far_away(url: str, group: str) -> None:
+    def begun(relayed: str) -> tuple[Connection, Queue]:
+        connection = connect(relayed, group)
+        queue = work(connection)
+        publish(connection, "a")
+        publish(connection, "b")
+        first = queue.get(no_ack=True)
+        assert first is not None
+        assert first.payload == "a"
+        return connection, queue
+
+    async with Relay(url) as relay:
+        connection, queue = await asyncio.to_thread(begun, relay.url)
+        relay.cut(Direction.ANSWERS)
+        got = asyncio.create_task(asyncio.to_thread(queue.get, no_ack=True))
+        await asyncio.sleep(3 * GET_S)
+        relay.mend()
+        message = await got
+        assert relay.held_count
+        assert message is not None
+        assert message.payload == "b"
+        assert await asyncio.to_thread(queue.get) is None
+        await asyncio.to_thread(connection.close)
+        await asyncio.to_thread(close_links)
 
 
 def test_without_acks_a_message_is_done_when_it_is_delivered(connection: Connection) -> None:

@@ -203,6 +203,12 @@ class Intake:
             )  # fmt: skip
             self.link.spawn(self._pump(self._current))
 
+    async def ready(self) -> None:
+        """Return once the server delivers what is wanted, or has refused to: then the inbox is told why."""
+        if self._current is not None:
+            with suppress(MqError):
+                await self._current.ready()
+
     def retire(self) -> None:
         """Take nothing more, and give back what was not delivered. What was delivered stays leased until it is
         settled."""

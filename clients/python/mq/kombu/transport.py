@@ -39,7 +39,7 @@ PREFETCH_UNLIMITED = 1_000
 ABSENT_S = 10.0
 """How long a queue that was not declared is not asked for again: each result of `rpc://` would."""
 GET_S = 0.25
-"""How long `basic_get` waits for a message."""
+"""How long `basic_get` waits for a message, from when the server has agreed to deliver one."""
 
 
 class QoS(virtual.QoS):  # type: ignore[misc]
@@ -266,6 +266,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         intake = self._new_intake(inbox)
         link.loop.soon(intake.want, [queue], 1)
         try:
+            link.call(intake.ready)
             arrival = inbox.take(GET_S)
         finally:
             link.loop.soon(intake.retire)
@@ -275,7 +276,7 @@ class Channel(virtual.Channel):  # type: ignore[misc]
         return arrival.payload
 
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
-        """The next message of a queue, or None; of an empty durable queue after GET_S."""
+        """The next message of a queue, or None; of an empty durable queue GET_S after the server's answer."""
         message = super().basic_get(queue, no_ack=no_ack, **kwargs)
         if message is not None and no_ack:
             self.qos.ack(message.delivery_tag)
