@@ -91,7 +91,7 @@ SLOW_FIRST = (*WAITING, "properties", "timer", "crash")
 """Names of folders."""
 
 LONGEST_FIRST = (
-    "e2e/test_js.py", "turns/test_turns.py", "e2e/test_console.py", "e2e/test_kill9.py",
+    "e2e/test_js.py", "e2e/test_console.py", "e2e/test_kill9.py",
     "cluster/test_served.py", "e2e/test_kombu.py", "e2e/test_demo.py", "python/test_worker_cli.py", "e2e/test_kafka.py",
     "properties/test_store_crash.py", "crash/test_rocksdb_index.py", "coordinator/test_crash.py",
     "schemas/test_converter.py", "index/test_consume_queues.py", "crash/test_disk_errors.py", "crash/test_power_cut.py",
