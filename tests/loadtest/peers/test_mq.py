@@ -1,5 +1,4 @@
-"""Our own ways, each for a moment, against a real server. One of them, and what becomes of its numbers, is in
-test_session.py with every push."""
+"""Our own ways, each for a moment, against a real server. One of them is in test_session.py with every push."""
 
 from __future__ import annotations
 
