@@ -36,7 +36,7 @@ SIDE_BY_SIDE = $(if $(filter-out 1,$(JOBS)),-n $(JOBS) --dist loadfile --no-load
 test: $(STAMP) ## What every push must pass, several files at a time; JOBS=1 runs them one after the other
 	@$(PYTEST) $(SIDE_BY_SIDE)
 
-test-matrix: $(STAMP) ## Foreign clients, pyspark 4.0 and 4.1, a Spark cluster, all of the JavaScript client in a browser
+test-matrix: $(STAMP) ## Foreign clients, pyspark 4.0 and 4.1, a Spark cluster, all of the JavaScript client and the console in a browser, every attack in small numbers, the longest turns, whole runs of benchmarks
 	@$(PYTEST) $(SIDE_BY_SIDE) -m matrix
 
 test-long: $(STAMP) torture attack ## A million crash states; every attack; long Spark, Locust, API fuzzing in all roles; every mutant: hours

@@ -90,6 +90,17 @@ WAITING = ("spark", "turns", "e2e", "cluster", "clients", "loadtest")
 SLOW_FIRST = (*WAITING, "properties", "timer", "crash")
 """Names of folders."""
 
+LONGEST_FIRST = (
+    "e2e/test_js.py", "e2e/test_console.py", "e2e/test_kill9.py",
+    "cluster/test_served.py", "e2e/test_kombu.py", "e2e/test_demo.py", "python/test_worker_cli.py", "e2e/test_kafka.py",
+    "properties/test_store_crash.py", "crash/test_rocksdb_index.py", "coordinator/test_crash.py",
+    "schemas/test_converter.py", "index/test_consume_queues.py", "crash/test_disk_errors.py", "crash/test_power_cut.py",
+    "timer/test_crash.py", "offline/test_index_rebuild.py", "main/test_no_store.py", "cli/test_cli.py",
+    "crash/test_bitflips.py", "offline/test_repair.py", "timer/test_service.py",
+)  # fmt: skip
+"""Files that took the most time when each was measured, those that wait before those that compute: begun late, one of
+them is what the whole run waits for."""
+
 COMPUTING_SHARE = 3
 """One in so many workers takes the other files first."""
 
@@ -152,9 +163,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @cache
 def begins(path: Path) -> tuple[int, int]:
-    """The lowest first: those of SLOW_FIRST, then the others, of which large files tend to take longer."""
+    """The lowest first: tests with Spark's JVM, LONGEST_FIRST, those of SLOW_FIRST, then the others, of which large
+    files tend to take longer."""
     slow = min((SLOW_FIRST.index(part) for part in path.parts if part in SLOW_FIRST), default=None)
-    return (len(SLOW_FIRST), -path.stat().st_size) if slow is None else (slow, 0)
+    name = "/".join(path.parts[-2:])
+    if name in LONGEST_FIRST:
+        return 1, LONGEST_FIRST.index(name)
+    if slow is None:
+        return len(SLOW_FIRST) + 1, -path.stat().st_size
+    return (slow + 1 if slow else 0), 0
 
 
 def pytest_collection_finish() -> None:

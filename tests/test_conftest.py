@@ -11,7 +11,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from tests.conftest import begins, pytest_generate_tests
+from tests.conftest import LONGEST_FIRST, begins, pytest_generate_tests
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 ONE = """
@@ -100,6 +100,14 @@ def test_long_seeds_are_made_where_they_are_not_left_out(asked: str, seeds: list
     values = [one if isinstance(one, int) else one.values[0] for one in made]
     assert (name, values) == ("seed", seeds)
     assert {mark.name for one in made[2:] for mark in one.marks} <= {"long"}
+
+
+def test_the_longest_files_are_there_and_begin_in_this_order_behind_those_with_spark() -> None:
+    found = [one for name in LONGEST_FIRST for one in (REPOSITORY / "tests").rglob(name)]
+    assert ["/".join(path.parts[-2:]) for path in found] == list(LONGEST_FIRST)
+    others = [REPOSITORY / "tests" / "e2e" / "test_backup.py", REPOSITORY / "tests" / "store" / "test_store.py"]
+    spark = REPOSITORY / "tests" / "spark" / "test_spark.py"
+    assert sorted([*reversed(others), *reversed(found), spark], key=begins) == [spark, *found, *others]
 
 
 def test_what_takes_long_begins_first(tmp_path: Path) -> None:

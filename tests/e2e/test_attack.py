@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import orjson
+import pytest
 
 from loadtest.attack.catalogue import ATTACKS
 from loadtest.attack.report import CHART, NUMBERS, PAGE
@@ -15,6 +16,7 @@ from tests.e2e.server import REPOSITORY
 TIMEOUT_S = 300
 
 
+@pytest.mark.matrix
 def test_the_server_holds(tmp_path: Path) -> None:
     out = tmp_path / "out"
     command = [sys.executable, "-m", "loadtest.attack", "--short", "--out", str(out), "--dir", str(tmp_path)]

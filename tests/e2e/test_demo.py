@@ -58,7 +58,7 @@ BACKGROUND = ("sh", "-c", "trap '' INT; exec \"$@\"", "sh")
 @pytest.mark.parametrize(
     ("number", "wrapper"),
     [
-        pytest.param(signal.SIGINT, (), id="SIGINT-terminal"),
+        pytest.param(signal.SIGINT, (), id="SIGINT-terminal", marks=pytest.mark.matrix),
         pytest.param(signal.SIGTERM, BACKGROUND, id="SIGTERM-background"),
         pytest.param(signal.SIGINT, BACKGROUND, id="SIGINT-background", marks=pytest.mark.matrix),
         pytest.param(signal.SIGTERM, (), id="SIGTERM-terminal", marks=pytest.mark.matrix),

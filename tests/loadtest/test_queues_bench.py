@@ -28,7 +28,14 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queues, "SETTLE_S", 0.1)
 
 
-@pytest.mark.parametrize(("name", "row_count"), [("rows", 3), ("many", 3), ("inboxes", 3)])
+@pytest.mark.parametrize(
+    ("name", "row_count"),
+    [
+        pytest.param("rows", 3, marks=pytest.mark.matrix),
+        pytest.param("many", 3, marks=pytest.mark.matrix),
+        ("inboxes", 3),
+    ],
+)
 @pytest.mark.usefixtures("small")
 async def test_a_small_run_of_each_part(name: str, row_count: int, tmp_path: Path) -> None:
     rows = await PARTS[name](Options(tmp_path, rounds=1, scale=0.0001))
@@ -50,7 +57,7 @@ WORKS = ["memory", "rows", "rows", "rows", "read", "send to push", "memory of a 
 @pytest.mark.parametrize(
     "name",
     [
-        Ours.name,
+        pytest.param(Ours.name, marks=pytest.mark.matrix),
         pytest.param(
             RedisStreams.name,
             marks=[

@@ -87,6 +87,7 @@ async def test_the_limit_of_an_append_merges_as_many_batches_as_ours(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.matrix
 async def test_many_queues_are_timed_beside_few_of_the_same_store(tmp_path: Path) -> None:
     every, few = await work.over_queues(tmp_path / "store", 3, 1, "file", duration_s=0)
     for speed in (every, few):

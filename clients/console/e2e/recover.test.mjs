@@ -1,4 +1,4 @@
-/** The server is killed and started again under every page at once: each says so, keeps what it shows, and goes on by itself with what came since. */
+/** Each page opens. The server is killed and started again under every page at once: each says so, keeps what it shows, and goes on by itself with what came since. */
 import assert from "node:assert/strict";
 import { after, before, test } from "node:test";
 import { Api, Server, Tab, browser, skip, until } from "./console.mjs";
@@ -48,6 +48,17 @@ const PAGES = [
   ["access?tab=settings", ".small-table", null],
   ["access?tab=audit", ".list-body .row", (page) => page.locator(".list-body .row", { hasText: "weekly" })],
 ];
+
+test("each page opens and shows what there is", { skip }, async () => {
+  const tab = await Tab.at(server.url);
+  for (const [path, shown] of PAGES) {
+    await tab.page.goto("about:blank"); // so that nothing of the page before is taken for this one's
+    await tab.open(path);
+    await tab.page.locator(shown).first().waitFor();
+    assert.equal(await tab.page.locator(".note.error").count(), 0, path);
+  }
+  await tab.end();
+});
 
 test("each page, while the server is killed and started again", { skip }, () => killedUnder(PAGES));
 test("some pages, while the server is killed and started again", { skip }, () => killedUnder(PAGES.filter((_, number) => number % 4 === 3)));

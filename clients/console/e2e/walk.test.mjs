@@ -1,4 +1,4 @@
-/** Every page as a person would use it: each thing that can be done there is done, and looked for on the server. By keyboard alone, too. */
+/** Every page as a person would use it: each thing that can be done there is done, and looked for on the server. By keyboard alone, too. The main way is in main.test.mjs. */
 import assert from "node:assert/strict";
 import { execFileSync } from "node:child_process";
 import { once } from "node:events";
@@ -38,72 +38,6 @@ after(async () => {
   await secured?.end();
 });
 
-test("the main way: create a topic, send to it now and later, read, follow, cancel; looking at a name creates nothing", { skip }, async () => {
-  const server = await new Server().start();
-  const tab = await Tab.at(server.url);
-  const { page } = tab;
-  for (const path of ["topics/nowhere", "topics/nowhere?tab=live", "topics/nowhere?tab=send", "delays?topic=nowhere", "groups/nowhere", "brokers?topic=nowhere"]) {
-    await tab.open(path);
-    await page.locator(".empty, .note.error").first().waitFor();
-  }
-  await tab.open("topics/nowhere");
-  await page.getByText("There is no topic nowhere.").waitFor();
-  assert.deepEqual((await new Api(server.url).call("GET", "/mq/v1/topics")).topics, [], "nothing was created by looking");
-  await tab.go("topics");
-  await tab.button("Create topic").first().click();
-  await tab.dialog().getByLabel("Name").fill("orders");
-  await tab.dialog().getByLabel("Partitions").fill("2");
-  await tab.button("Create", tab.dialog()).click();
-  await tab.said("Topic orders is there.");
-
-  await page.getByRole("link", { name: "Send", exact: true }).click();
-  await page.getByLabel("Key", { exact: true }).fill("u1");
-  await page.getByRole("textbox", { name: "Value", exact: true }).fill('{"sku": 9}');
-  await tab.button("Send").click();
-  await page.getByText("On disk:").first().waitFor();
-  await page.getByLabel("Deliver").selectOption("in");
-  await page.getByLabel("Delay").fill("1h");
-  await tab.button("Schedule").click();
-  await page.getByText("Due ", { exact: false }).first().waitFor();
-
-  await page.getByRole("link", { name: "Messages", exact: true }).click();
-  const row = page.locator(".list-body .row").first();
-  await row.getByText('{"sku":9}').waitFor();
-  await row.click();
-  await page.locator(".record pre").getByText('"sku": 9').waitFor();
-  await tab.button("Hex").click();
-  await page.locator(".record pre").getByText("7b 22 73 6b 75").waitFor();
-  await tab.axe("a message");
-
-  await page.getByRole("link", { name: "Live", exact: true }).click();
-  await page.getByText("following").waitFor();
-  await new Api(server.url).send("orders", [{ key: "u2", value: "<img src=x onerror=alert(1)>" }]);
-  await page.locator(".list-body .row").getByText("onerror").waitFor();
-  assert.equal(await page.locator(".list-body img").count(), 0, "a record is never markup");
-
-  await tab.go("delays?topic=orders");
-  await page.getByText("1 record due in this day").waitFor();
-  await page.locator(".list-body .row").first().locator("input").check();
-  await tab.button("Cancel").first().click();
-  await tab.button("Cancel 1", tab.dialog()).click();
-  await tab.said("1 record cancelled.");
-  await page.getByText("No record waits for its time.").waitFor();
-  await tab.axe("delays");
-
-  await tab.go("overview");
-  await page.getByText("No alarms").waitFor();
-  await page.getByLabel("Theme").selectOption("dark");
-  await tab.axe("the overview, dark");
-  await page.setViewportSize({ width: 360, height: 720 });
-  for (const path of ["overview", "topics", "topics/orders", "delays"]) {
-    await tab.go(path);
-    await tab.fits(path);
-  }
-  assert.deepEqual((await new Api(server.url).call("GET", "/mq/v1/topics")).topics.map(({ topic }) => topic), ["orders"], "nothing else was created");
-  await tab.end(/status of 404/);
-  await server.end();
-});
-
 test("sign-in: a wrong token, the right one, a reload asks again, a revoked one is sent back", { skip }, async () => {
   const tab = await Tab.at(secured.url);
   const { page } = tab;
@@ -129,24 +63,6 @@ test("sign-in: a wrong token, the right one, a reload asks again, a revoked one 
   await page.waitForSelector("input[type=password]", { timeout: 15_000 });
   await page.getByText("no longer valid").waitFor();
   await tab.end(/status of 40[13]|WebSocket/);
-});
-
-test("what must not happen fails a test: a violation of the policy, an error, something stored", { skip }, async () => {
-  const wrong = {
-    "violations of the policy": () => document.body.setAttribute("style", "color: red"),
-    "errors in the console": () => console.error("wrong"),
-    "nothing is stored": () => sessionStorage.setItem("token", "1"),
-    "requests that failed": () => fetch("/nothing"),
-  };
-  for (const [said, act] of Object.entries(wrong)) {
-    const tab = await Tab.at(open.url);
-    await tab.open("overview");
-    await tab.page.evaluate(act);
-    if (said === "violations of the policy") await until(() => tab.violations.length > 0, "it is noted");
-    tab.errors = tab.errors.filter((line) => !line.includes("Content Security Policy"));
-    await assert.rejects(tab.end(), (error) => error.message.includes(said), said);
-    await tab.context.close();
-  }
 });
 
 test("topics: filter, sort, change, grow; a name that is not typed deletes nothing", { skip }, async () => {

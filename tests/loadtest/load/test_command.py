@@ -41,6 +41,7 @@ def test_a_run_on_a_server_of_its_own_ends_in_a_report(tmp_path: Path) -> None:
     assert "everything as promised" in (tmp_path / "report.html").read_text()
 
 
+@pytest.mark.matrix
 def test_a_run_that_is_stopped_leaves_nothing_behind(tmp_path: Path) -> None:
     flags = ["--profile", "send", "--users", "1", "--duration", "1h", "--out", str(tmp_path), "--dir", str(tmp_path)]
     process = subprocess.Popen([sys.executable, "-m", "loadtest.load", *flags], stdout=subprocess.DEVNULL)

@@ -310,6 +310,7 @@ print(seen, run.ways)
 """
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("ended", "verdict", "cleans_up"), [(["w1", "w2"], "None", True), (["w1"], "1 workers never told", False)]
 )

@@ -1,4 +1,4 @@
-"""Our own ways, each for a moment, against a real server."""
+"""Our own ways, each for a moment, against a real server. One of them is in test_session.py with every push."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import pytest
 from loadtest.peers.mq import PEERS
 from loadtest.peers.plan import PARTS, long_workloads, workloads
 from loadtest.peers.servers import Server
+
+pytestmark = pytest.mark.matrix
 
 MQ = PEERS[0]
 SMALL = {

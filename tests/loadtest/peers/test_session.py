@@ -80,6 +80,7 @@ def test_a_real_server_that_is_killed_under_a_real_client_has_no_number(tmp_path
     assert time.monotonic() - began_s < 15, "nobody waits for the rest of the step"
 
 
+@pytest.mark.matrix
 def test_a_tool_that_ends_in_peace_gives_no_number_when_the_server_was_killed(tmp_path: Path) -> None:
     """The tool notices nothing: it says a rate and exits with 0, after the real server is gone."""
     with MQ.serve(tmp_path, tmp_path, SYNCED) as server:
@@ -160,6 +161,7 @@ def test_a_server_that_does_not_start_is_told_with_its_log(tmp_path: Path) -> No
         pass
 
 
+@pytest.mark.matrix
 def test_a_restart_kills_the_server_and_reads_again(tmp_path: Path) -> None:
     step = Step("restart", "fill", {"byte_count": 2**20})
     found = session.restart_result(MQ, Row("mq", SYNCED, "aiohttp, record batches"), tmp_path, step)

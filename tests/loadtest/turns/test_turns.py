@@ -76,6 +76,7 @@ def too_long(turns: list[Turn]) -> list[Turn]:
     return [turn for turn in turns if turn.scaled_ms > turn.held_ms_max]
 
 
+@pytest.mark.matrix
 def test_the_dearest_requests_leave_others_their_turn(tmp_path: Path) -> None:
     """Other tests run beside this one, so the tighter limit of some cases is for the long test."""
     assert too_long(dearest(tmp_path, held_ms_max=HELD_MS_MAX)) == []

@@ -68,7 +68,7 @@ async def test_a_whole_store_is_copied_as_it_is(tmp_path: Path) -> None:
     await check_records(out, originals, report)
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.seeds(range(8), 100)
 async def test_random_damage_loses_only_what_it_hits(seed: int, tmp_path: Path) -> None:
     rng = Random(seed)
     root, out = tmp_path / "data", tmp_path / "out"
