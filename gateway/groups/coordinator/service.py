@@ -361,6 +361,8 @@ class Coordinator:
         elif leases.may_have_dead_letters:
             self.dead_letters.expect(group, key)
         match event:
+            case Leased():
+                pass
             case Settled():
                 context.stats.settled_count += len(event.offsets)
                 self._receiving.settled(group, event.name)
@@ -369,7 +371,7 @@ class Coordinator:
             case LeasesSet():
                 self._search.forget(group, key)
                 context.leases_changed.happened(group)
-            case Leased() | Rejected():
+            case Rejected():
                 pass
 
     def _forget(self, event: Forgotten) -> None:
