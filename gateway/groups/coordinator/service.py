@@ -330,7 +330,10 @@ class Coordinator:
         self._lossy_replay.lost_count += count
 
     def _apply(self, event: Event) -> None:
-        for one in (event,) if self._lossy_replay is None else self._lossy_replay.kept(event):
+        if self._lossy_replay is None:
+            self._apply_one(event)
+            return
+        for one in self._lossy_replay.kept(event):
             self._apply_one(one)
 
     def _apply_one(self, event: Event) -> None:
