@@ -21,6 +21,7 @@ from gateway.api.shapes.commands import Nack, Reject
 from gateway.api.shapes.groups import ExtendBody, NackBody, RejectBody
 from gateway.api.workers import POLLED_GROUPS_MAX, Pollers
 from gateway.groups.machines.copies import place_name
+from gateway.groups.machines.receipts import RunReceipts
 from gateway.groups.protocol import LEASE_OVER, Accepted, Groups, Run, Settled
 from store.clock import Clock
 
@@ -79,13 +80,18 @@ class Leases:
         self.consumer = consumer
         """Its name, for people who look."""
 
-        self._leases: dict[str, _Held] = {}  # by their first receipts
+        self._runs: dict[str, tuple[RunReceipts, _Piece]] = {}
+        """Runs of which none is done without the others, by what their receipts have in common. Whatever else happens
+        to one of them, all runs are put among the others first (`_each`)."""
+
+        self._run_count = 0
+        self._leases: dict[str, _Held] = {}  # the others, by their first receipts
         self._first_of: dict[str | None, str] = {}  # first receipt by the newest, of those that were extended
         self.next_end_ms = _NEVER_MS
         """No lease ends before."""
 
     def __len__(self) -> int:
-        return len(self._leases)
+        return len(self._leases) + self._run_count
 
     def took(self, runs: Sequence[Run], sizes: Sequence[int] | None = None, frame: int = 0) -> None:
         """These go out, in this frame; `sizes`: the bytes of each record, where they count."""
@@ -97,7 +103,15 @@ class Leases:
             end = at + len(receipts)
             own = None if sizes is None else sizes[at:end]
             piece = _Piece(place, run.partition, first, run.until_ms, frame, own)
-            self._leases.update(zip(receipts, zip(repeat(piece), range(end - at)), strict=True))
+            if isinstance(receipts, RunReceipts) and receipts.signed not in self._runs:
+                self._runs[receipts.signed] = receipts, piece
+                self._run_count += end - at
+            else:
+                if isinstance(receipts, RunReceipts):  # others of one run
+                    before = self._runs.pop(receipts.signed)
+                    self._run_count -= len(before[0])
+                    self._put(*before)
+                self._put(receipts, piece)
             self.next_end_ms = min(self.next_end_ms, run.until_ms)
             at = end
 
@@ -108,6 +122,7 @@ class Leases:
         others: list[Settled] = []
         done: list[_Held] = []
         first_of = self._first_of
+        self._each()
         for result in results:
             is_over = result.ok or result.error_code == LEASE_OVER
             held = self._drop(first_of.get(result.receipt, result.receipt)) if is_over else None
@@ -121,6 +136,14 @@ class Leases:
     def _accepted(self, results: Accepted) -> Sequence[Settled]:
         """All of these were settled, and no lease was extended."""
         receipts, take = results.receipts, self._leases.pop
+        run = self._runs.get(receipts.signed) if isinstance(receipts, RunReceipts) else None
+        if run is not None and run[0] == receipts:
+            del self._runs[run[0].signed]
+            count, sizes = len(receipts), run[1].sizes
+            self._run_count -= count
+            self._on_done(count, 0 if sizes is None else sum(sizes))
+            return ()
+        self._each()
         found = [take(receipt, None) for receipt in receipts]
         self._tell([held for held in found if held is not None])
         if None not in found:
@@ -135,6 +158,7 @@ class Leases:
     def extended(self, results: Iterable[Settled], until_ms: int) -> list[Settled]:
         """Leases go on until then, or were found over. Returns those of them that are not here."""
         others: list[Settled] = []
+        self._each()
         for result in results:
             if not result.ok or result.new_receipt is None:
                 others += self.settled([result])
@@ -156,10 +180,12 @@ class Leases:
 
     def receipts(self) -> list[str]:
         """Their receipts, first ones and newest."""
+        self._each()
         return [*self._leases, *filter(None, self._first_of)]
 
     def up_to(self, place: str, partition: int, offset: int) -> list[str]:
         """The receipts of a partition's records, or of its light queue's, up to and including this offset."""
+        self._each()
         return [
             piece.newest or first
             for first, (piece, index) in self._leases.items()
@@ -169,16 +195,29 @@ class Leases:
     def sweep(self, now_ms: int) -> None:
         """Let go of those whose leases are over."""
         if now_ms >= self.next_end_ms:
+            self._each()
             over = [receipt for receipt, (piece, _) in self._leases.items() if piece.until_ms <= now_ms]
             self._tell([held for receipt in over if (held := self._drop(receipt)) is not None])
             self.next_end_ms = min((piece.until_ms for piece, _ in self._leases.values()), default=_NEVER_MS)
 
     def take_after(self, frame: int) -> list[Lease]:
         """Take out, and return, those of later frames; `on_done` is not told."""
+        self._each()
         taken = {first: held for first, held in self._leases.items() if held[0].frame > frame}
         for first in taken:
             self._drop(first)
         return [piece.lease(index, first) for first, (piece, index) in taken.items()]
+
+    def _put(self, receipts: Sequence[str], piece: _Piece) -> None:
+        self._leases.update(zip(receipts, zip(repeat(piece), range(len(receipts))), strict=True))
+
+    def _each(self) -> None:
+        """Have each lease by itself."""
+        if self._runs:
+            for receipts, piece in self._runs.values():
+                self._put(receipts, piece)
+            self._runs.clear()
+            self._run_count = 0
 
     def _drop(self, first: str) -> _Held | None:
         held = self._leases.pop(first, None)

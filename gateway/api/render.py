@@ -16,6 +16,7 @@ from gateway.api.producer import BatchReceipt, Receipt
 from gateway.codec.message_ids import MessageId
 from gateway.codec.records import are_shown_plainly, render_parts
 from gateway.codec.texts import as_json_strings, filled
+from gateway.groups.machines.receipts import RunReceipts, joined
 from gateway.groups.protocol import Accepted, Delivered, PlainRecords, RecordShown, Run, Settled
 
 _HEADERS_OF = attrgetter("headers")
@@ -83,7 +84,14 @@ def queue_as_json(message: Delivered) -> dict[str, object]:
 
 Template = tuple[bytes, Sequence[str]]
 """The text of a record of a run, with `%d` and `%b` for what differs from record to record, and what that is, in order:
-`offset`, `key`, `value`, `timestamp`, `receipt`."""
+`offset`, `key`, `value`, `timestamp`, and what `receipt_form` says."""
+
+
+def receipt_form(run: Run) -> tuple[str, str]:
+    """How the receipts of a run stand in a template, and the name of what fills it in. What they have in common is
+    written once, without a text for each."""
+    receipts = run.receipts
+    return (f"{receipts.signed}.%d", "index") if isinstance(receipts, RunReceipts) else ("%b", "receipt")
 
 
 def filled_in(template: Template, run: Run, separator: bytes) -> bytes | None:
@@ -102,8 +110,12 @@ def filled_in(template: Template, run: Run, separator: bytes) -> bytes | None:
         "key": [b"null"] * count if keys is None else _keys_shown(keys, raw_keys=run.raw_keys),
         "value": [b"null" if value is None else value for value in values] if None in values else values,
         "timestamp": timestamps,
-        "receipt": "\n".join(run.receipts).encode().split(b"\n"),
     }
+    receipts = run.receipts
+    if isinstance(receipts, RunReceipts):
+        columns["index"] = range(receipts.first, receipts.first + count)
+    else:
+        columns["receipt"] = [receipt.encode() for receipt in receipts]
     text, names = template
     return filled(text, [columns[name] for name in names], separator)
 
@@ -136,19 +148,20 @@ def delivered_as_list(runs: Sequence[Run], topic_id_of: Callable[[str], int | No
 
 def _template_of(run: Run, topic_id: int) -> Template:
     topic = run.topic.replace("%", "%%")  # a name needs no escapes in JSON
+    receipt, filler = receipt_form(run)
     text = (
         f'{{"topic":"{topic}","partition":{run.partition},"offset":%d,"message_id":"{topic_id}-{run.partition}-%d",'
         f'"key":%b,"value":%b,"timestamp":%d,"store_timestamp":{run.store_time_ms},'
-        f'"delivery_attempt":{run.attempt},"receipt":"%b","visible_until":{run.until_ms}}}'
+        f'"delivery_attempt":{run.attempt},"receipt":"{receipt}","visible_until":{run.until_ms}}}'
     )
-    return text.encode(), ("offset", "offset", "key", "value", "timestamp", "receipt")
+    return text.encode(), ("offset", "offset", "key", "value", "timestamp", filler)
 
 
 def settled_as_list(results: Sequence[Settled]) -> bytes:
     """What became of receipts, as JSON text. Those that were accepted are of our making and need no escapes."""
     if not isinstance(results, Accepted):
         return orjson.dumps([settled_as_json(result) for result in results])
-    receipts = '","ok":true},{"receipt":"'.join(results.receipts)
+    receipts = joined(results.receipts, '","ok":true},{"receipt":"')
     return f'[{{"receipt":"{receipts}","ok":true}}]'.encode() if receipts else b"[]"
 
 

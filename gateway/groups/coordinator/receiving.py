@@ -578,7 +578,7 @@ class Receiving:
                 (),
                 found.fresh,
                 fetched_to=found.fetched_to,
-                limit=len(found.fresh),
+                limit=len(found.fresh),  # so they are one lease
                 invisible_ms=config.invisible_ms if request.invisible_ms is None else request.invisible_ms,
                 now_ms=now_ms,
             )
@@ -586,8 +586,27 @@ class Receiving:
             leased_to.append((share, leased))
         with context.room.taking(group, sum(len(share.found.fresh) for share, _ in leased_to)):
             await context.write(events, flushed=False)
-        for (one, lane, leases, found), leased in leased_to:
-            one.done.add(self._handed_out(group, lane, leases.epoch, _parts_of(found, leased)))
+        for (one, lane, leases, found), (lease,) in leased_to:
+            self._hand_out_new(group, one.done, lane, leases.epoch, found, lease)
+
+    def _hand_out_new(self, group: str, done: _Round, lane: Lane, epoch: int, found: Found, lease: Lease) -> None:
+        """As `_handed_out`, of new records of a topic, which are one lease."""
+        offset, attempt, until_ms, size = lease
+        topic_id, partition = lane.key.topic_id, lane.key.partition
+        receipt = _new(Receipt, (topic_id, partition, offset, attempt, until_ms, epoch, size, ""))
+        receipts = self._signer.sign_all(group, [receipt])
+        self._context.stats.delivered_count += size
+        at = 0
+        for records, base_offset, store_time_ms, json_values, raw_keys in found.parts_of(lease):
+            end = base_offset + len(records) - offset
+            own = receipts if end - at == size else receipts[at:end]
+            at = end
+            run = (
+                lane.topic, partition, base_offset, records, store_time_ms, json_values, raw_keys, attempt, own,
+                until_ms, None, None,
+            )  # fmt: skip
+            done.runs.append(_new(Run, run))
+        done.count += size
 
     # What one takes
 

@@ -258,6 +258,10 @@ class RecordReader:
             return None
         return step.entries[0].at(offset)
 
+    def at_hand(self, key: Place, offset: int) -> Decoded | None:
+        """The entry that holds a record of a partition, where it is remembered."""
+        return self._remembered((key.topic_id, key.partition), offset)
+
     def _remembered(self, partition_id: _PartitionId, offset: int) -> Decoded | None:
         bases = self._bases.get(partition_id)
         if not bases or (at := bisect_right(bases, offset)) == 0:

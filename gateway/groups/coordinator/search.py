@@ -176,14 +176,19 @@ class Search:
     ) -> None:
         """Records the group has not been handed yet, filtered by tag. Copies were chosen before: no filter for them."""
         context = self._context
-        tags = None if lane.is_retry else wanted.tags
-        hashes = None if tags is None else frozenset(tag_hash(tag) for tag in tags)
-        begun: set[str] = set()
         if found.fetched_to < bounds.min_offset:
             if not lane.key.name:  # a light queue that comes back begins above where it ended: nothing was there
                 context.stats.lost_count += bounds.min_offset - found.fetched_to
             found.fetched_to = bounds.min_offset
-        scan = _Scan(group, lane, leases, wanted, tags, context.table.config(group).fifo, begun)
+        tags = None if lane.is_retry else wanted.tags
+        is_fifo = context.table.config(group).fifo
+        if tags is None and not is_fifo and not lane.is_retry and not lane.key.name:
+            # One entry after the other that is at hand, as nearly all are.
+            while (entry := context.records.at_hand(lane.key, found.fetched_to)) is not None:
+                if not _take_all(entry, wanted, found) or found.fetched_to >= bounds.max_offset:
+                    return
+        hashes = None if tags is None else frozenset(tag_hash(tag) for tag in tags)
+        scan = _Scan(group, lane, leases, wanted, tags, is_fifo, set())
         passed = 0
         while passed < SCAN_RECORDS and found.fetched_to < bounds.max_offset:
             first = found.fetched_to

@@ -330,7 +330,10 @@ class Coordinator:
         self._lossy_replay.lost_count += count
 
     def _apply(self, event: Event) -> None:
-        for one in (event,) if self._lossy_replay is None else self._lossy_replay.kept(event):
+        if self._lossy_replay is None:
+            self._apply_one(event)
+            return
+        for one in self._lossy_replay.kept(event):
             self._apply_one(one)
 
     def _apply_one(self, event: Event) -> None:
@@ -361,6 +364,8 @@ class Coordinator:
         elif leases.may_have_dead_letters:
             self.dead_letters.expect(group, key)
         match event:
+            case Leased():
+                pass
             case Settled():
                 context.stats.settled_count += len(event.offsets)
                 self._receiving.settled(group, event.name)
@@ -369,7 +374,7 @@ class Coordinator:
             case LeasesSet():
                 self._search.forget(group, key)
                 context.leases_changed.happened(group)
-            case Leased() | Rejected():
+            case Rejected():
                 pass
 
     def _forget(self, event: Forgotten) -> None:

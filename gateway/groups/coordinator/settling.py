@@ -20,7 +20,7 @@ from gateway.groups.machines.events import Event
 from gateway.groups.machines.events import Settled as SettledEvent
 from gateway.groups.machines.leases import Decision, PartitionLeases, Verdict
 from gateway.groups.machines.progress import PartitionKey, Place, place_of
-from gateway.groups.machines.receipts import Receipt, Signer
+from gateway.groups.machines.receipts import Receipt, Signer, in_short
 from gateway.groups.protocol import LEASE_OVER, RECEIPT_ILLEGAL, RECEIPTS_MAX, Accepted, Settled, TopicPartition
 from store.errors import StoreError, StoreStopped
 from store.uncancelled import to_its_end
@@ -51,7 +51,7 @@ class Settling:
         """See `Groups.ack`. No coroutine: it is begun on return, and to wait for it takes no task."""
         parsed = self._parsed_runs(group, receipts)
         told: asyncio.Future[Sequence[Settled]] = asyncio.get_running_loop().create_future()
-        self._acks.setdefault(group, []).append((receipts, parsed, told))
+        self._acks.setdefault(group, []).append((in_short(receipts, parsed), parsed, told))
         if group not in self._acking:
             self._acking[group] = asyncio.create_task(self._write_acks(group))
         return told

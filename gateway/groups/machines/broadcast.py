@@ -7,6 +7,8 @@ and a member that comes back under its name goes on where it was. Group names ho
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 _SEPARATOR = "/"
 
 
@@ -15,6 +17,7 @@ def lone_group(group: str, member_id: str) -> str:
     return f"{group}{_SEPARATOR}{member_id}"
 
 
+@lru_cache(maxsize=4096)  # each receive and each ack asks several times
 def group_of(name: str) -> str:
     """The group that clients know behind a name."""
     return name.partition(_SEPARATOR)[0]

@@ -19,6 +19,7 @@ Key, value, timestamp, tag, message group and the sender's headers stay as they 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from gateway.codec.tags import DELIVER_AT_HEADER, SCHEDULE_ID_HEADER, SCHEDULE_KEY_HEADER
@@ -78,6 +79,7 @@ class Origin(NamedTuple):
         return place_name(self.topic, self.queue)
 
 
+@lru_cache(maxsize=4096)  # of names that may be: each receive and each ack asks twice
 def check_group_name(group: str) -> None:
     """Raises IllegalRequest, or IllegalTopic, unless a group may have this name."""
     if len(group.encode()) > GROUP_NAME_BYTES_MAX:

@@ -340,10 +340,10 @@ class PartitionLeases:
             raise IllegalRequest(f"invisible_ms must be from 1 to {self._config.invisible_ms_max}, not {invisible_ms}")
         if attempt_id is not None and not is_more and (leases := self.leases_of(attempt_id, now_ms)):
             return leases, []
-        if len(fresh) > self.room:
-            raise IllegalRequest(f"{len(fresh)} records are more than the {self.room} that may be taken now")
+        if len(fresh) > (room := self.room):
+            raise IllegalRequest(f"{len(fresh)} records are more than the {room} that may be taken now")
         state = self._state
-        offsets = [offset for offset in dict.fromkeys(old) if self._is_ready(offset, now_ms)][:limit]
+        offsets = [offset for offset in dict.fromkeys(old) if self._is_ready(offset, now_ms)][:limit] if old else []
         until_ms = now_ms + invisible_ms
         if isinstance(fresh, range):
             assert not fresh or state.next_offset <= fresh.start <= fresh.stop <= fetched_to
@@ -351,7 +351,7 @@ class PartitionLeases:
                 return [], []
             taken = tuple(fresh)
             leases = [Lease(offset, state.records[offset].attempt + 1, until_ms) for offset in offsets]
-            leased = (*offsets, *taken[: limit - len(offsets)])
+            leased = (*offsets, *taken[: limit - len(offsets)]) if offsets or len(taken) > limit else taken
             if len(leased) > len(offsets):
                 leases.append(Lease(fresh.start, _Run.ATTEMPT, until_ms, len(leased) - len(offsets)))
             return leases, [
@@ -624,19 +624,14 @@ class PartitionLeases:
         is_done_ok: bool = False,
     ) -> Decision:
         verdicts: list[Verdict] = []
+        receipts = list(receipts)
+        if len(receipts) == 1 and self._is_leased_run(receipts[0], now_ms):  # as nearly all are
+            offset, size = receipts[0].offset, receipts[0].size
+            return Decision([Verdict.OK] * size, [event_of(tuple(range(offset, offset + size)))])
         offsets: set[int] = set()
-        own_id, epoch = self._partition_id[1:], self._state.epoch
         for receipt in receipts:
             offset, size = receipt.offset, receipt.size
-            run = self._run_of(offset)
-            if (
-                run is not None
-                and run.are_open(offset, size)
-                and run.until_ms > now_ms
-                and receipt.attempt == _Run.ATTEMPT
-                and receipt.epoch == epoch
-                and receipt[:2] == own_id
-            ):
+            if self._is_leased_run(receipt, now_ms):
                 verdicts += [Verdict.OK] * size
                 offsets.update(range(offset, offset + size))
                 continue
@@ -646,6 +641,18 @@ class PartitionLeases:
                 if verdict is Verdict.OK and self._is_open(one.offset):
                     offsets.add(one.offset)
         return Decision(verdicts, [event_of(tuple(sorted(offsets)))] if offsets else [])
+
+    def _is_leased_run(self, receipt: Receipt, now_ms: int) -> bool:
+        """Whether all of a receipt's records are open in a run, and on lease by it."""
+        run = self._run_of(receipt.offset)
+        return (
+            run is not None
+            and run.are_open(receipt.offset, receipt.size)
+            and run.until_ms > now_ms
+            and receipt.attempt == _Run.ATTEMPT
+            and receipt.epoch == self._state.epoch
+            and receipt[:2] == self._partition_id[1:]
+        )
 
     def _is_ready(self, offset: int, now_ms: int) -> bool:
         record = self._state.records.get(offset)

@@ -26,10 +26,12 @@ from __future__ import annotations
 
 import binascii
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 from hashlib import blake2b
 from hmac import compare_digest
-from typing import NamedTuple
+from itertools import chain
+from typing import NamedTuple, overload
 
 from gateway.groups.machines.errors import IllegalRequest
 from store.limits import LIGHT_NAME_BYTES_MAX
@@ -43,8 +45,7 @@ REMEMBERED_MAX = 20_000
 RUN_RECORDS_MAX = 1_000
 """Records of one run."""
 
-_INDEX_TEXTS = [str(index) for index in range(RUN_RECORDS_MAX)]
-_INDEXES = {text: index for index, text in enumerate(_INDEX_TEXTS)}
+_INDEXES = {str(index): index for index in range(RUN_RECORDS_MAX)}
 _COMPARED = 64
 """Texts that are compared at a time: so many are looked at once more where they are no run."""
 
@@ -105,6 +106,70 @@ class Receipt(NamedTuple):
         return [_new(Receipt, (topic_id, partition, at, attempt, until_ms, epoch, 1, name)) for at in offsets]
 
 
+class RunReceipts(Sequence[str]):
+    """The receipts of records of one run, one behind the other: there is a text for each only when somebody looks at
+    it. `signed`: what they have in common; `first`: the index of the first one in the run."""
+
+    __slots__ = ("first", "signed", "size")
+
+    def __init__(self, signed: str, first: int, size: int) -> None:
+        self.signed = signed
+        self.first = first
+        self.size = size
+
+    def __len__(self) -> int:
+        return self.size
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> RunReceipts: ...
+    def __getitem__(self, index: int | slice) -> str | RunReceipts:
+        if isinstance(index, slice):
+            first, end, step = index.indices(self.size)
+            assert step == 1, "they lie one behind the other"
+            return RunReceipts(self.signed, self.first + first, max(end - first, 0))
+        return f"{self.signed}.{range(self.first, self.first + self.size)[index]}"
+
+    def __iter__(self) -> Iterator[str]:
+        begin = self.signed + "."
+        return (f"{begin}{index}" for index in range(self.first, self.first + self.size))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, RunReceipts):
+            return NotImplemented
+        return (self.signed, self.first, self.size) == (other.signed, other.first, other.size)
+
+    def __hash__(self) -> int:
+        return hash((self.signed, self.first, self.size))
+
+    def joined(self, separator: str) -> str:
+        """All of them, with this between two."""
+        return _indexes_joined(separator, self.first, self.size).replace(_SIGNED, self.signed)
+
+
+_SIGNED = "\0"
+"""Where the signed part stands in a form; in no separator, and in no receipt."""
+
+
+@lru_cache(maxsize=128)  # of at most RUN_RECORDS_MAX texts each: 4 MB
+def _indexes_joined(separator: str, first: int, size: int) -> str:
+    return separator.join([f"{_SIGNED}.{index}" for index in range(first, first + size)])
+
+
+def joined(receipts: Sequence[str], separator: str) -> str:
+    """Receipts with this between two."""
+    return receipts.joined(separator) if isinstance(receipts, RunReceipts) else separator.join(receipts)
+
+
+def in_short(texts: Sequence[str], checked: Sequence[Receipt | None]) -> Sequence[str]:
+    """The same texts; as those of a run, where `checked` (`Signer.check_runs` of them) says that they are one's."""
+    if len(checked) != 1 or checked[0] is None or not 1 < checked[0].size == len(texts):
+        return texts
+    signed, _, index = texts[0].rpartition(".")
+    return RunReceipts(signed, int(index), len(texts))
+
+
 class Signer:
     """Signs with the first key, accepts all: put a new key first, and drop the old one when its leases have ended."""
 
@@ -126,10 +191,12 @@ class Signer:
         """The text of a receipt."""
         return self.sign_all(group, [receipt])[0]
 
-    def sign_all(self, group: str, receipts: Sequence[Receipt]) -> list[str]:
+    def sign_all(self, group: str, receipts: Sequence[Receipt]) -> Sequence[str]:
         """The texts of receipts, of each record of runs, in order. Those of one partition, with offsets that follow
         each other, cost little. A run has at most RUN_RECORDS_MAX records."""
-        texts: list[str] = []
+        if len(receipts) == 1:
+            return self._sign_run(group, receipts[0])
+        runs: list[RunReceipts] = []
         first, count = None, 0
         for receipt in receipts:
             topic_id, partition, offset, attempt, until_ms, epoch, size, name = receipt
@@ -147,20 +214,19 @@ class Signer:
                 count += size
             else:
                 if first is not None:
-                    texts += self._sign_run(group, first._replace(size=count))
+                    runs.append(self._sign_run(group, first._replace(size=count)))
                 first, count = receipt, size
         if first is not None:
-            texts += self._sign_run(group, first._replace(size=count))
-        return texts
+            runs.append(self._sign_run(group, first._replace(size=count)))
+        return runs[0] if len(runs) == 1 else list(chain.from_iterable(runs))
 
-    def _sign_run(self, group: str, run: Receipt) -> list[str]:
+    def _sign_run(self, group: str, run: Receipt) -> RunReceipts:
         form = _LIGHT if run.name else _RUN
         body, name = form.body.pack(form.version, *run[:7]), run.name.encode()
         signed = body + name + self._signature(self._keyed[0], group, body, name)
         text = form.prefix + binascii.b2a_base64(signed, newline=False).rstrip(b"=").translate(_URL_SAFE).decode()
         self._remember(text, group, run)
-        text += "."
-        return [f"{text}{index}" for index in range(run.size)]
+        return RunReceipts(text, 0, run.size)
 
     def check(self, group: str, text: str) -> Receipt:
         """The receipt in a text. Raises IllegalRequest unless this group's receipt was signed with one of the keys."""
@@ -179,9 +245,14 @@ class Signer:
 
     def check_runs(self, group: str, texts: Sequence[str]) -> list[Receipt | None]:
         """As `check_all`, with one receipt for records that were leased together and stand in order."""
+        if isinstance(texts, RunReceipts):
+            run = self._run(group, texts.signed)
+            if run is not None and texts.first + texts.size <= run.size:
+                whole = texts.size == run.size
+                return [run if whole else run._replace(offset=run.offset + texts.first, size=texts.size)]
         receipts: list[Receipt | None] = []
         known = ""  # the signed part of the text before
-        run: Receipt | None = None
+        run = None
         at = 0
         while at < len(texts):
             signed, _, index = texts[at].rpartition(".")
@@ -189,7 +260,8 @@ class Signer:
                 known, run = signed, self._run(group, signed)
             if run is not None and (first := _INDEXES.get(index, run.size)) < run.size:
                 count = _count_in_order(texts, at, signed, first, run.size)
-                receipts.append(run._replace(offset=run.offset + first, size=count))
+                whole = count == run.size
+                receipts.append(run if whole else run._replace(offset=run.offset + first, size=count))
                 at += count
             else:
                 receipts.append(self._single(group, texts[at]))
@@ -243,13 +315,14 @@ class Signer:
 def _count_in_order(texts: Sequence[str], start: int, signed: str, first: int, size: int) -> int:
     """How many texts from `start` on are those of records of one run of this size, the first one at `first` in it, each
     behind the one before. Most are: they are compared some at a time."""
-    count, begin = 1, f"\n{signed}."  # texts with a line end in them differ: no index has one
+    count = 0
     while True:
         at, index = start + count, first + count
         end = min(at + _COMPARED, at + size - index, len(texts))
         if at >= end or texts[end - 1] != f"{signed}.{index + end - at - 1}":
             break
-        if ("\n" + "\n".join(texts[at:end])).split(begin) != ["", *_INDEX_TEXTS[index : index + end - at]]:
+        # As many texts, so as many line ends between them: none is within one where these are equal.
+        if "\n".join(texts[at:end]) != _indexes_joined("\n", index, end - at).replace(_SIGNED, signed):
             break
         count += end - at
     while start + count < len(texts) and first + count < size and texts[start + count] == f"{signed}.{first + count}":

@@ -116,16 +116,18 @@ class TopicLeases:
         leases = self.at(partition, config)
         before = leases.open_count
         leases.apply(event)
-        self.end = max(self.end, partition + 1)
+        open_count = leases.open_count
+        if partition >= self.end:
+            self.end = partition + 1
         if isinstance(event, LeasesSet):
             self._epoch = self._epoch or event.epoch
             _put(self._epochs, partition, 0 if event.epoch == self._epoch else event.epoch)
-        if leases.open_count:
+        if open_count:
             self.open[partition] = leases
         else:
             self.open.pop(partition, None)
             _put(self._next_offsets, partition, leases.next_offset)
-        return leases.open_count - before
+        return open_count - before
 
     def _begin(self, event: LeasesBegun) -> int:
         gone_count = 0

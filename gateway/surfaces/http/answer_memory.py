@@ -124,6 +124,8 @@ class Allowance:
 
     def hold(self, size_bytes: int) -> bool:
         """The answer has this size, now exactly. False, and nothing changes, when there is no room for it."""
+        if size_bytes <= SMALL_BYTES and not self._held_bytes:  # as nearly all are
+            return True
         if size_bytes > max(self._held_bytes, SMALL_BYTES):
             free_bytes = self._memory.free_bytes(self._payer, self._bytes_max) + self._held_bytes
             if size_bytes > free_bytes and not self.must_send:
@@ -135,7 +137,8 @@ class Allowance:
     def release(self) -> None:
         """The client has taken the answer, or is gone."""
         self.made()
-        self._count(0)
+        if self._held_bytes:
+            self._count(0)
 
     def _count(self, size_bytes: int) -> None:
         counted_bytes = size_bytes if size_bytes > SMALL_BYTES else 0

@@ -29,7 +29,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -459,9 +459,14 @@ async def _released(allowance: Allowance, client: Client) -> None:
 
 def _template(asked: Asked, reached: Acks | None) -> bytes:
     """The answers to equal heads, but for id and body. `reached` None: nothing was sent."""
-    date = rfc822_formatted_time().encode()
-    if asked.is_streamed:
-        return _STREAMED % (asked.head, date)
+    return _template_at(rfc822_formatted_time(), asked.head, asked.is_streamed, reached)
+
+
+@lru_cache(maxsize=64)  # of this second, and some before
+def _template_at(time: str, head: bytes, is_streamed: bool, reached: Acks | None) -> bytes:
+    date = time.encode()
+    if is_streamed:
+        return _STREAMED % (head, date)
     if reached is None:
-        return _UNNAMED % (asked.head, date)
-    return _NAMED % (asked.head, name_of_acks(reached).encode(), date)
+        return _UNNAMED % (head, date)
+    return _NAMED % (head, name_of_acks(reached).encode(), date)

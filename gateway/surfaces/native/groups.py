@@ -423,12 +423,12 @@ def note_handed_out(
     gateway: Gateway, group: str, asked: Receive, caller: Caller, received: Received, size_bytes: int
 ) -> None:
     """A caller is given leased records in an answer of this size, for which there is room."""
-    receipts = receipts_of(received.runs)
-    gateway.stats.fetched_record_count += len(receipts)
     gateway.stats.fetched_byte_count += size_bytes
-    if receipts:
-        consumer, until_ms = asked.consumer or caller.name, received.runs[-1].until_ms
-        gateway.leases.pollers(group).took(consumer, receipts, until_ms, gateway.clock.now_ms())
+    if received.runs:
+        consumer, pollers, now_ms = asked.consumer or caller.name, gateway.leases.pollers(group), gateway.clock.now_ms()
+        for run in received.runs:
+            gateway.stats.fetched_record_count += len(run.receipts)
+            pollers.took(consumer, run.receipts, run.until_ms, now_ms)
 
 
 async def _shown(gateway: Gateway, group: str, runs: Sequence[Run]) -> bytes:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from typing import NoReturn, assert_never
 
 from gateway.api.errors import error_of
@@ -22,7 +23,7 @@ from gateway.auth.access import NOBODY, Access
 from gateway.codec.json_steps import STEP_BYTES
 from gateway.errors import LIMIT_ILLEGAL, RequestError, draining, invalid
 from gateway.groups.machines.errors import GroupElsewhere
-from gateway.groups.protocol import TopicPartition
+from gateway.groups.protocol import Settled, TopicPartition
 from gateway.surfaces.http.admission import payer_of, rate_limited
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.idempotency import command_identity
@@ -39,7 +40,7 @@ from gateway.surfaces.ws.rights import Rights
 from gateway.surfaces.ws.sends import records_in_steps, send
 from gateway.surfaces.ws.session import REFUSALS, Refusal, Session, already_subscribed
 from gateway.surfaces.ws.sessions import Sessions
-from gateway.surfaces.ws.settling import check_settles, settle
+from gateway.surfaces.ws.settling import answered, check_settles, settle
 from gateway.surfaces.ws.stream import Stream
 
 log = logging.getLogger(__name__)
@@ -80,6 +81,7 @@ class Conversation:
         self._close = close
         self._frame_bytes_max = frame_bytes_max
         self._elsewhere = elsewhere
+        self._start_task = start_task
         self.in_flight = InFlight(start_task)
         self.session = sessions.open(rights.access, close, address)
         self.session.attach(outbox, close)
@@ -354,6 +356,7 @@ class Conversation:
 
     async def end(self, code: CloseCode | None, *, said_goodbye: bool) -> None:
         """The connection has ended. Other nodes keep what is this client's as long as this one does."""
+        await self.in_flight.settled()  # acks are written to their end, and the session has them settled
         if self._elsewhere is not None:
             self.session.elsewhere = self._elsewhere.kept()
             is_over = said_goodbye or (not self.session.is_resumable and code is not CloseCode.SHUTDOWN)
@@ -382,7 +385,32 @@ class Conversation:
     async def _settle(self, command: commands.Settle, size_bytes: int) -> None:
         subscription = check_settles(command, self.session.subscription(command.sub))
         self._check(type(command).__name__.lower(), group=subscription.group)
-        await self.in_flight.start(self._answer_later(command.id, settle(command, subscription)), size_bytes)
+        if isinstance(subscription, Queue) and isinstance(command, commands.Ack) and not command.up_to:
+            await self._ack(command, subscription, size_bytes)
+        else:
+            await self.in_flight.start(self._answer_later(command.id, settle(command, subscription)), size_bytes)
+
+    async def _ack(self, command: commands.Ack, queue: Queue, size_bytes: int) -> None:
+        """Begin an ack, which takes a task only where its answer is not what, and not when, nearly all are."""
+        await self.in_flight.room(size_bytes)
+        acking = queue.begin_ack(command.receipts)
+        acking.add_done_callback(partial(self._acked, command.id, size_bytes))
+        self.in_flight.hold(acking, size_bytes)
+
+    def _acked(self, id_: int | None, size_bytes: int, acking: asyncio.Future[Sequence[Settled]]) -> None:
+        if acking.cancelled() or acking.exception() is None:
+            if id_ is None or acking.cancelled():
+                return
+            if self._outbox.send_at_once(protocol.reply(id_, answered(acking.result()))):
+                return
+        work = self._answer_acked(id_, acking)
+        try:
+            self.in_flight.hold(self._start_task(work), size_bytes)
+        except RuntimeError:  # the socket ends
+            work.close()
+
+    async def _answer_acked(self, id_: int | None, acking: asyncio.Future[Sequence[Settled]]) -> None:
+        await self._answer_later(id_, _answered(acking))
 
     # ------------------------------------------------------------------------------------------------- subscriptions
 
@@ -436,3 +464,7 @@ class Conversation:
                 )
         for subscription, seq in seen:
             subscription.confirm(seq)
+
+
+async def _answered(acking: asyncio.Future[Sequence[Settled]]) -> dict[str, object]:
+    return answered(await acking)

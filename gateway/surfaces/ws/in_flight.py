@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
-from typing import Protocol
+from typing import Any, Protocol
 
 WORK_BYTES_MAX = 16 * 1024 * 1024
 """Of the frames of one socket's unanswered commands; a larger frame is taken when it is alone."""
 
 WORK_COUNT_MAX = 1024
-"""Unanswered commands of one socket: each is a task."""
+"""Unanswered commands of one socket: each is a task, or a future at least."""
 
 
 class StartTask(Protocol):
@@ -29,7 +29,7 @@ class InFlight:
 
     def __init__(self, start_task: StartTask) -> None:
         self._start_task = start_task
-        self._sizes: dict[asyncio.Task[None], int] = {}
+        self._sizes: dict[asyncio.Future[Any], int] = {}
         self._bytes = 0
         self._one_done: asyncio.Event | None = None  # of those who wait
 
@@ -39,15 +39,22 @@ class InFlight:
     async def start(self, work: Coroutine[object, object, None], size_bytes: int) -> None:
         """Begin; waits first while too much is unanswered."""
         try:
-            while self._sizes and (len(self) >= WORK_COUNT_MAX or self._bytes + size_bytes > WORK_BYTES_MAX):
-                await self._next_done()
+            await self.room(size_bytes)
         except BaseException:
             work.close()
             raise
-        task = self._start_task(work)
-        self._sizes[task] = size_bytes
+        self.hold(self._start_task(work), size_bytes)
+
+    async def room(self, size_bytes: int) -> None:
+        """Wait while too much is unanswered."""
+        while self._sizes and (len(self) >= WORK_COUNT_MAX or self._bytes + size_bytes > WORK_BYTES_MAX):
+            await self._next_done()
+
+    def hold(self, work: asyncio.Future[Any], size_bytes: int) -> None:
+        """Count what has begun until it is done."""
+        self._sizes[work] = size_bytes
         self._bytes += size_bytes
-        task.add_done_callback(self._done)
+        work.add_done_callback(self._done)
 
     async def settled(self) -> None:
         """Wait until everything is answered."""
@@ -59,8 +66,8 @@ class InFlight:
             self._one_done = asyncio.Event()
         await self._one_done.wait()
 
-    def _done(self, task: asyncio.Task[None]) -> None:
-        self._bytes -= self._sizes.pop(task)
+    def _done(self, work: asyncio.Future[Any]) -> None:
+        self._bytes -= self._sizes.pop(work)
         if self._one_done is not None:
             self._one_done.set()
             self._one_done = None

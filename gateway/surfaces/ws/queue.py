@@ -21,7 +21,7 @@ import orjson
 
 from gateway.api.acks import begin_ack
 from gateway.api.lease import AllLeases, Leases, settle
-from gateway.api.render import Template, filled_in, queue_as_json
+from gateway.api.render import Template, filled_in, queue_as_json, receipt_form
 from gateway.api.shapes.commands import Extend, Nack, Reject
 from gateway.api.shapes.groups import ExtendBody
 from gateway.api.tasks import Tasks
@@ -223,7 +223,7 @@ class Queue:
 
     async def ack(self, receipts: Sequence[str]) -> Sequence[Settled]:
         """Done with these. Raises GroupError, StoreError."""
-        return await uncancelled(self._begin_ack(receipts))
+        return await uncancelled(self.begin_ack(receipts))
 
     async def ack_up_to(self, fed_partitions: Sequence[UpTo]) -> list[int]:
         """Done with all this subscription holds of these partitions up to there; how many each."""
@@ -241,14 +241,15 @@ class Queue:
         """Not done, never, or not yet. Raises GroupError, StoreError."""
         return await self._tasks.whole(self._settle_now(command))
 
-    # Inside
-
-    def _begin_ack(self, receipts: Sequence[str]) -> asyncio.Future[Sequence[Settled]]:
+    def begin_ack(self, receipts: Sequence[str]) -> asyncio.Future[Sequence[Settled]]:
+        """The same, begun on return: it goes on whether or not anybody waits."""
         acking = begin_ack(self._groups, self._all_leases, self.group, receipts, self._leases)
         self._acking.add(acking)
         self._tasks.hold(acking)
         acking.add_done_callback(self._acking.discard)
         return acking
+
+    # Inside
 
     async def _settle_now(self, command: Nack | Reject | Extend) -> Sequence[Settled]:
         if not isinstance(command, Extend):
@@ -379,7 +380,7 @@ class Queue:
             self._stats.ws_sent_message_count += count
             self._stats.ws_sent_byte_count += len(frame)
             if self._command.auto_ack:
-                self._begin_ack(receipts_of(going)).add_done_callback(self._auto_acked)
+                self.begin_ack(receipts_of(going)).add_done_callback(self._auto_acked)
             at = end
 
     def _heads(self, runs: Sequence[Run]) -> list[bytes]:
@@ -396,12 +397,13 @@ class Queue:
     def _template_of(self, run: Run) -> Template:
         topic = run.topic.replace("%", "%%")  # a name needs no escapes in JSON
         with_lease = not self._command.auto_ack
-        lease = f',"receipt":"%b","visible_until":{run.until_ms}' if with_lease else ""
+        receipt, filler = receipt_form(run)
+        lease = f',"receipt":"{receipt}","visible_until":{run.until_ms}' if with_lease else ""
         text = (
             f'{{"topic":"{topic}","partition":{run.partition},"offset":%d,"timestamp":%d,'
             f'"store_timestamp":{run.store_time_ms},"attempt":{run.attempt},"key":%b,"value":%b{lease}}}'
         )
-        return text.encode(), ("offset", "timestamp", "key", "value", *(["receipt"] if with_lease else []))
+        return text.encode(), ("offset", "timestamp", "key", "value", *([filler] if with_lease else []))
 
     def _message(self, one: Delivered) -> tuple[dict[str, object], bytes]:
         message: dict[str, object] = {

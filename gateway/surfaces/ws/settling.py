@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import orjson
 
 from gateway.api.render import settled_as_list
 from gateway.errors import RequestError, invalid
+from gateway.groups.protocol import Settled
 from gateway.surfaces.ws.commands import Ack, Settle, UpTo
 from gateway.surfaces.ws.light import LightStream
 from gateway.surfaces.ws.queue import Queue
@@ -25,26 +28,27 @@ def check_settles(command: Settle, subscription: Subscription) -> Stream | Light
 
 
 async def settle(command: Settle, subscription: Stream | LightStream | Queue) -> dict[str, object]:
-    """Do it; the fields of the answer. Raises RequestError, GroupError, StoreError."""
+    """Do it; the fields of the answer. Acks of a queue by receipt are begun by who takes the command. Raises
+    RequestError, GroupError, StoreError."""
+    if isinstance(subscription, Queue) and not isinstance(command, Ack):
+        return answered(await subscription.settle(command))
     return {"results": await _results(command, subscription)}
 
 
-async def _results(
-    command: Settle, subscription: Stream | LightStream | Queue
-) -> list[dict[str, object]] | orjson.Fragment:
-    """One a receipt or partition, in the order asked."""
-    if isinstance(command, Ack) and command.up_to:
-        if isinstance(subscription, Stream | LightStream):
-            errors = await subscription.ack(command.up_to)
-            return [_up_to_result(up_to, error) for up_to, error in zip(command.up_to, errors, strict=True)]
-        counts = await subscription.ack_up_to(command.up_to)
-        return [
-            {**_up_to_result(up_to, None), "count": count} for up_to, count in zip(command.up_to, counts, strict=True)
-        ]
-    assert isinstance(subscription, Queue)
-    if isinstance(command, Ack):
-        return orjson.Fragment(settled_as_list(await subscription.ack(command.receipts)))
-    return orjson.Fragment(settled_as_list(await subscription.settle(command)))
+def answered(results: Sequence[Settled]) -> dict[str, object]:
+    """The fields of the answer that tell of receipts."""
+    return {"results": orjson.Fragment(settled_as_list(results))}
+
+
+async def _results(command: Settle, subscription: Stream | LightStream | Queue) -> list[dict[str, object]]:
+    """One a partition, in the order asked."""
+    assert isinstance(command, Ack)
+    assert command.up_to
+    if isinstance(subscription, Stream | LightStream):
+        errors = await subscription.ack(command.up_to)
+        return [_up_to_result(up_to, error) for up_to, error in zip(command.up_to, errors, strict=True)]
+    counts = await subscription.ack_up_to(command.up_to)
+    return [{**_up_to_result(up_to, None), "count": count} for up_to, count in zip(command.up_to, counts, strict=True)]
 
 
 def _up_to_result(up_to: UpTo, error: RequestError | None) -> dict[str, object]:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from gateway.api.lease import AllLeases, Lease, Leases
+from gateway.api.workers import SWEEP_COUNT, Pollers
+from gateway.groups.machines.receipts import RunReceipts
 from gateway.groups.protocol import LEASE_OVER, RECEIPT_ILLEGAL, Accepted, Run, Settled
 from store.record_batch import Record, decode, encode
 
@@ -42,6 +47,66 @@ def test_what_was_all_accepted_leaves_and_the_rest_is_for_others() -> None:
         assert list(leases.settled(Accepted(["r0-0", "of nobody", "r0-1"]))) == [Settled("of nobody", True)]
         assert not leases.settled(Accepted(["n" if is_extended else "r0-2"]))
         assert (done, len(leases)) == ([(2, 20), (1, 10)], 0)
+
+
+def of_run(signed: str, first: int, count: int, *, until_ms: int) -> Run:
+    return message(first, count=count, until_ms=until_ms)._replace(receipts=RunReceipts(signed, first, count))
+
+
+RECEIPTS = [f"{signed}.{index}" for signed in "abc" for index in range(6)]
+SOME = st.one_of(
+    st.builds(RunReceipts, st.sampled_from("abc"), st.integers(0, 3), st.integers(1, 6)),
+    st.lists(st.sampled_from([*RECEIPTS, "a.new", "of nobody"]), max_size=4),
+)
+
+
+@given(st.lists(st.tuples(st.sampled_from(
+    ("took", "took", "accepted", "accepted", "settled", "extended", "sweep", "up_to", "take_after"),
+), SOME, st.integers(0, 5)), max_size=12))  # fmt: skip
+def test_a_run_that_is_kept_as_one_is_what_its_records_are(
+    calls: list[tuple[str, RunReceipts | list[str], int]],
+) -> None:
+    """A ledger, and the consumers that poll, that are given runs, beside ones that are given the texts."""
+    done: list[list[tuple[int, int]]] = [[], []]
+    ledgers = [Leases(lambda *told, to=to: to.append(told)) for to in done]
+    pollers, given_out = [Pollers(), Pollers()], set[str]()
+    for number, (call, some, index) in enumerate(calls, 1):
+        results = [Settled(one, index > 1, None if index > 1 else LEASE_OVER) for one in some]
+        told: list[object] = []
+        is_new = isinstance(some, RunReceipts) and not given_out.intersection(some)
+        if call == "took" and is_new:
+            assert isinstance(some, RunReceipts)
+            given_out.update(some)
+            run = of_run(some.signed, some.first, some.size, until_ms=10 * index)
+            for one, own in enumerate((run, run._replace(receipts=list(run.receipts)))):
+                ledgers[one].took([own], list(range(len(run.receipts))), number)
+                pollers[one].took(f"c{index}", own.receipts, own.until_ms, number)
+        for ledger, polled in zip(ledgers, pollers, strict=True):
+            if call == "accepted":
+                told.append((list(ledger.settled(Accepted(some))), list(polled.settled(Accepted(some)))))
+            elif call == "settled":
+                told.append((list(ledger.settled(results)), list(polled.settled(results))))
+            elif call == "extended":
+                renewed = [one._replace(new_receipt=f"{one.receipt}.new") for one in results]
+                told.append((ledger.extended(renewed, 20 * index), polled.extended(renewed, 20 * index)))
+            elif call == "sweep":
+                told.append((ledger.sweep(10 * index), polled.workers(10 * index)))
+            elif call == "up_to":
+                told.append((sorted(ledger.up_to("t", 0, index)), polled.held()))
+            elif call == "take_after":
+                told.append(sorted(ledger.take_after(number - index)))
+            told.append((len(ledger), ledger.next_end_ms))
+        assert told[: len(told) // 2] == told[len(told) // 2 :]
+        assert done[0] == done[1]
+    assert sorted(ledgers[0].receipts()) == sorted(ledgers[1].receipts())
+
+
+def test_runs_of_consumers_that_poll_are_bounded_as_receipts_are() -> None:
+    pollers = Pollers()
+    for number in range(SWEEP_COUNT + 1):
+        assert len(pollers._runs) == number
+        pollers.took("ann", RunReceipts(f"r{number}", 0, 2), until_ms=number, now_ms=number)
+    assert not pollers._runs
 
 
 def test_a_lease_that_is_over_counts_no_more() -> None:

@@ -17,7 +17,10 @@ from gateway.groups.machines.receipts import (
     REMEMBERED_MAX,
     RUN_RECORDS_MAX,
     Receipt,
+    RunReceipts,
     Signer,
+    in_short,
+    joined,
 )
 
 KEY, OTHER = b"k" * 32, b"o" * 32
@@ -44,7 +47,7 @@ def test_a_receipt_reads_back_after_a_restart(receipt: Receipt, group: str) -> N
 def test_the_text_form_is_fixed() -> None:
     texts = Signer([KEY]).sign_all("billing", [RECEIPT, RECEIPT._replace(offset=RECEIPT.offset + 1)])
     signed = texts[0].rpartition(".")[0]
-    assert texts == [f"{signed}.0", f"{signed}.1"]
+    assert list(texts) == [f"{signed}.0", f"{signed}.1"]
     assert signed.startswith("r2.")
     raw = base64.urlsafe_b64decode(signed[3:])
     fields = "00000010" + "00000003" + "0000010000000000" + "00000002" + "0000019b76daa800" + "0000000000000007"
@@ -111,7 +114,49 @@ def test_receipts_of_a_long_run_read_back_in_any_order(data: st.DataObject) -> N
     assert len(signer.check_runs("billing", chosen)) == in_order
 
 
-@pytest.mark.parametrize("glue", ["\n", "", '","'])
+@given(data=st.data(), size=st.integers(0, 12))
+def test_receipts_of_a_run_are_what_their_texts_are(data: st.DataObject, size: int) -> None:
+    texts = Signer([KEY]).sign_all("billing", [RECEIPT._replace(size=12)])
+    assert isinstance(texts, RunReceipts)
+    first = data.draw(st.integers(0, 12 - size))
+    run, each = texts[first : first + size], list(texts)[first : first + size]
+    assert (list(run), len(run), joined(run, ", ")) == (each, size, joined(each, ", "))
+    assert all(run[at] == each[at] for at in range(-size, size))
+    for at in (-size - 1, size):
+        with pytest.raises(IndexError):
+            run[at]
+    low, high = (data.draw(st.integers(-14, 14)) for _ in range(2))
+    assert list(run[low:high]) == each[low:high]
+
+
+@given(data=st.data())
+def test_a_run_is_checked_as_its_texts_are_and_texts_are_told_as_a_run_where_they_are_one(data: st.DataObject) -> None:
+    """Signed by this server or another one, of this group or another one, with one of two keys."""
+    run = RECEIPT._replace(offset=100, size=data.draw(st.integers(1, 70)))
+    signer = Signer([data.draw(st.sampled_from((KEY, OTHER)))])
+    texts = signer.sign_all(data.draw(st.sampled_from(("billing", "other"))), [run])
+    assert isinstance(texts, RunReceipts)
+    if data.draw(st.booleans()):
+        signer = Signer([KEY])
+    some = RunReceipts(texts.signed, data.draw(st.integers(0, 72)), data.draw(st.integers(0, 72)))
+    checked = signer.check_runs("billing", some)
+    each = list(some)
+    as_texts = signer.check_all("billing", each)
+    assert [one for run in checked for one in ([None] if run is None else run.each())] == as_texts
+    in_short_form = in_short(each, signer.check_runs("billing", each))
+    assert list(in_short_form) == each
+    assert isinstance(in_short_form, RunReceipts) == (None not in as_texts and len(each) > 1)
+
+
+def test_texts_of_two_runs_or_of_one_in_another_order_are_no_run() -> None:
+    signer = Signer([KEY])
+    texts = list(signer.sign_all("billing", [RECEIPT._replace(size=3)]))
+    others = list(signer.sign_all("billing", [RECEIPT._replace(offset=0, size=3)]))
+    for given_texts in (texts[:2] + others[:1], [texts[1], texts[0], texts[2]], [texts[0], texts[2]], [*texts, ""], []):
+        assert in_short(given_texts, signer.check_runs("billing", given_texts)) is given_texts
+
+
+@pytest.mark.parametrize("glue", ["\n", "", '","', "\0"])
 def test_texts_that_look_like_receipts_only_when_they_are_joined_are_none(glue: str) -> None:
     texts = Signer([KEY]).sign_all("billing", [RECEIPT._replace(size=100)])
     for first, last in ((1, 2), (40, 41), (97, 98)):

@@ -52,7 +52,7 @@ class Server:
             talk.outbox.close()
             for task in started:
                 task.cancel()
-        await self.sessions.leave(talk.conversation.session, talk.closed_with, said_goodbye=talk.says_goodbye)
+        await talk.conversation.end(talk.closed_with, said_goodbye=talk.says_goodbye)
 
 
 class Talk:

@@ -60,3 +60,20 @@ async def test_bytes_up_to_the_limit_and_a_larger_one_alone(monkeypatch: pytest.
 
 async def wait(gate: asyncio.Event) -> Any:
     await gate.wait()
+
+
+async def test_what_has_begun_by_itself_counts_until_it_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(in_flight, "WORK_COUNT_MAX", 2)
+    one, futures = InFlight(asyncio.create_task), [asyncio.get_running_loop().create_future() for _ in range(2)]
+    for future in futures:
+        await one.room(10)
+        one.hold(future, 10)
+    waiting = [asyncio.create_task(work) for work in (one.room(1), one.settled())]
+    await asyncio.sleep(0.01)
+    assert (len(one), [task.done() for task in waiting]) == (2, [False, False])
+    futures[1].set_exception(OSError())  # whoever holds it hears of that
+    await waiting[0]
+    assert (len(one), waiting[1].done()) == (1, False)
+    futures[0].cancel()
+    await waiting[1]
+    assert not one

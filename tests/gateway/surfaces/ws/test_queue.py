@@ -157,6 +157,31 @@ async def test_while_there_is_more_a_receive_does_not_wait_whatever_it_finds() -
         assert waits == [RECEIVE_WAIT_MS, 0, 0, *[RECEIVE_WAIT_MS] * 3]
 
 
+async def test_acks_are_answered_in_whichever_way_their_answers_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server({"orders": 1})
+    async with server.talk() as talk:
+        await talk.fill("orders", 3)
+        assert (await talk.answer(subscribe(**QUEUE, credit=3)))["ok"]
+        first, second, third = await talk.messages(3)
+        assert (await talk.answer(settle("ack", first)))["results"] == [{"receipt": first["receipt"], "ok": True}]
+        with monkeypatch.context() as patch:  # the client reads slowly
+            patch.setattr(talk.outbox, "send_at_once", lambda frame, is_binary=False: False)
+            assert (await talk.answer(settle("ack", second)))["results"] == [{"receipt": second["receipt"], "ok": True}]
+            strange = await talk.answer({"id": 9, "op": "ack", "sub": "s", "receipts": ["none"]})
+            assert [result["ok"] for result in strange["results"]] == [False]
+
+        async def refused(group: str, receipts: object) -> NoReturn:
+            raise GroupFull("as many as it may")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(talk.groups, "ack", refused)
+            assert (await talk.answer(settle("ack", third)))["ok"] is False
+        await talk.say({"op": "ack", "sub": "s", "receipts": [third["receipt"]]})  # it asks for no answer
+        await until(lambda: len(server.groups.done) == 3)
+        await talk.quiet()
+        assert not len(talk.conversation.in_flight)
+
+
 async def test_an_ack_whose_client_is_gone_is_done_and_told_to_the_ledger() -> None:
     server = Server({"orders": 1})
     async with server.talk() as talk:
