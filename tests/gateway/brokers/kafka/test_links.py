@@ -200,7 +200,14 @@ async def test_what_cannot_be_written_is_lost(error: Exception) -> None:
     assert not client.connection._requests
 
 
-@pytest.mark.parametrize("row", [b"", struct.pack(">ihqq", 6, 0, 0, 0), struct.pack(">ihq", 5, 0, 0)])
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(b"", id="nothing"),
+        pytest.param(struct.pack(">ihqq", 6, 0, 0, 0), id="another partition"),
+        pytest.param(struct.pack(">ihq", 5, 0, 0), id="half a row"),
+    ],
+)
 async def test_an_answer_to_something_else_is_none(row: bytes) -> None:
     client = Client(7)
     answer = (await lane_of(client)).send(b"a")
