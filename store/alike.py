@@ -63,10 +63,10 @@ class Columns(NamedTuple):
 
 def columns_of(batch: Buffer, count: int) -> Columns | None:
     """Keys and values of a batch whose records are alike, as in `are_alike`, and of one time; None of any other."""
-    data, *within = _seen(batch, count)
+    data, begin, batch_end = _seen(batch, count)
     keys: list[bytes | None] = []
     values: list[bytes | None] = []
-    runs = _runs(data, *within, count)
+    runs = _runs(data, begin, batch_end, count)
     for run_count, at, one in runs:
         size, time_from, time_end, time_delta, key_from, key_bytes, value_from, value_bytes = one
         end = at + run_count * size
