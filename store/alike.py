@@ -21,6 +21,7 @@ Varints are zigzag: 0, -1, 1, -2 are 0, 1, 2, 3; seven bits a byte, the lowest f
 from __future__ import annotations
 
 import struct
+from ctypes import addressof, c_char
 from functools import cache, lru_cache
 from typing import NamedTuple
 
@@ -35,7 +36,8 @@ RUNS_MAX = 8
 
 VIEWED_BYTES = 256
 """Bytes of a record, in the mean, from which on a view is looked at where it is. To take a byte of each record from a
-view takes five times as long as from bytes: a batch of smaller records is copied first."""
+view takes five times as long as from bytes: a batch of smaller records is copied first, one of larger records is looked
+at in what it is a view of."""
 
 UNPACKED_COUNT = 1024
 """Records whose fields are taken in one call. What says where they lie takes 64 bytes each."""
@@ -50,7 +52,7 @@ assert _OFFSET_BYTES[-1][1] >= BATCH_RECORDS_MAX
 def are_alike(batch: Buffer, count: int) -> bool:
     """Whether an uncompressed batch is `count` records, end to end, with offset deltas 0, 1, 2, ..., without headers,
     keys and values within the limits of single records (store/limits.py), in runs of one size. False: it may be so."""
-    return bool(_runs(_seen(batch, count), count))
+    return bool(_runs(*_seen(batch, count), count))
 
 
 class Columns(NamedTuple):
@@ -63,10 +65,10 @@ class Columns(NamedTuple):
 
 def columns_of(batch: Buffer, count: int) -> Columns | None:
     """Keys and values of a batch whose records are alike, as in `are_alike`, and of one time; None of any other."""
-    data = _seen(batch, count)
+    data, begin, batch_end = _seen(batch, count)
     keys: list[bytes | None] = []
     values: list[bytes | None] = []
-    runs = _runs(data, count)
+    runs = _runs(data, begin, batch_end, count)
     for run_count, at, one in runs:
         size, time_from, time_end, time_delta, key_from, key_bytes, value_from, value_bytes = one
         end = at + run_count * size
@@ -96,8 +98,18 @@ def _fields_of(layout: str, count: int) -> struct.Struct:
     return struct.Struct("=" + layout * count)
 
 
-def _seen(batch: Buffer, count: int) -> Buffer:
-    return bytes(batch) if isinstance(batch, memoryview) and len(batch) < VIEWED_BYTES * count else batch
+def _seen(batch: Buffer, count: int) -> tuple[Buffer, int, int]:
+    """Bytes from which single ones are taken fast, and from where to where the batch is there."""
+    size = len(batch)
+    if not isinstance(batch, memoryview):
+        return batch, 0, size
+    if size < VIEWED_BYTES * count:
+        return bytes(batch), 0, size
+    whole = batch.obj
+    if not isinstance(whole, bytearray) or batch.readonly:
+        return batch, 0, size
+    begin = addressof(c_char.from_buffer(batch)) - addressof(c_char.from_buffer(whole))
+    return whole, begin, begin + size
 
 
 class _Record(NamedTuple):
@@ -113,15 +125,15 @@ class _Record(NamedTuple):
     value_bytes: int
 
 
-def _runs(data: Buffer, count: int) -> list[tuple[int, int, _Record]]:
-    """The runs of a batch whose records are alike: of how many records, where they begin, and the first one. None of
-    any other batch."""
+def _runs(data: Buffer, begin: int, end: int, count: int) -> list[tuple[int, int, _Record]]:
+    """The runs of the batch from `begin` to `end` whose records are alike: of how many records, where they begin, and
+    the first one. None of any other batch."""
     runs: list[tuple[int, int, _Record]] = []
-    at, delta = _HEADER_BYTES, 0
+    at, delta = begin + _HEADER_BYTES, 0
     for _ in range(RUNS_MAX):
         try:
-            run_count, first = _run(data, at, delta, count)
-        except IndexError:  # the first record of the run ends behind the batch
+            run_count, first = _run(data, at, end, delta, count)
+        except IndexError:  # the first record of the run ends behind all there is
             return []
         if run_count < min(RUN_COUNT_MIN, count - delta):
             return []
@@ -129,13 +141,13 @@ def _runs(data: Buffer, count: int) -> list[tuple[int, int, _Record]]:
         delta += run_count
         at += run_count * first.size
         if delta == count:
-            return runs if at == len(data) else []
+            return runs if at == end else []
     return []
 
 
-def _run(data: Buffer, at: int, delta: int, count: int) -> tuple[int, _Record]:
-    """How many records from the one at `at` on, whose offset delta is `delta`, are alike; and that one. No record when
-    it is not as it must be. Raises IndexError when the data end before."""
+def _run(data: Buffer, at: int, end: int, delta: int, count: int) -> tuple[int, _Record]:
+    """How many records from the one at `at` on, whose offset delta is `delta`, are alike and end at `end` at the
+    latest; and that one. No record when it is not as it must be. Raises IndexError when the data end before."""
     length, attributes_at = _varint(data, at)
     size = attributes_at + length - at
     time_delta, offset_at = _varint(data, attributes_at + 1)
@@ -155,7 +167,7 @@ def _run(data: Buffer, at: int, delta: int, count: int) -> tuple[int, _Record]:
     ):
         return 0, first
     alike = min(count, deltas_end) - delta
-    alike = min(alike, (len(data) - at) // size)
+    alike = min(alike, (end - at) // size)
     for fixed in (*range(at, attributes_at), *range(key_at, key_from), *range(value_at, value_from)):
         alike = _led_by(bytes(data[fixed : at + alike * size : size]), data[fixed])
     for index in range(attributes_at + 1, offset_at):

@@ -51,18 +51,19 @@ class PartlyStored(AnswerLost):
         self.error = error
 
 
-async def all_stored(begun: Sequence[Awaitable[Appended]]) -> list[Appended]:
-    """The answer to a call whose batches are stored one by one, when all are told. Raises PartlyStored; what one
-    raises when none was stored; AnswerLost when it is not known of one."""
+async def all_stored(begun: Sequence[Awaitable[list[Appended]]]) -> list[Appended]:
+    """The answer to a call whose batches are stored one by one, when all are told, each alone in a list. Raises
+    PartlyStored; what one raises when none was stored; AnswerLost when it is not known of one."""
     outcomes = await asyncio.gather(*begun, return_exceptions=True)
     errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+    stored = [None if isinstance(outcome, BaseException) else outcome[0] for outcome in outcomes]
     if not errors:
-        return [outcome for outcome in outcomes if isinstance(outcome, Appended)]
+        return [one for one in stored if one is not None]
     unknown = [error for error in errors if isinstance(error, AnswerLost) or not isinstance(error, StoreError)]
     if unknown or len(errors) == len(outcomes):
         raise (unknown or errors)[0]
     [first, *_] = (error for error in errors if isinstance(error, StoreError))
-    raise PartlyStored([one if isinstance(one, Appended) else None for one in outcomes], first) from first
+    raise PartlyStored(stored, first) from first
 
 
 class Scheduler(Protocol):

@@ -18,6 +18,7 @@ from store.alike import RUN_COUNT_MIN, UNPACKED_COUNT, VIEWED_BYTES, _offsets, a
 from store.errors import IllegalRecord, MalformedBatch, RecordTooLarge
 from store.limits import BATCH_RECORDS_MAX, KEY_BYTES_MAX
 from store.record_batch import Record, encode
+from store.types import Buffer
 from tests.seeds import each_seed
 
 COUNT = 300
@@ -25,6 +26,12 @@ COUNT = 300
 
 def _batch(count: int, *, key: bytes | None = None, value: bytes | None = b"v" * 20, step_ms: int = 0) -> bytearray:
     return encode([Record(key, value, 1_000 + number * step_ms) for number in range(count)])
+
+
+def _within(batch: Buffer, *, before: bytes = b"before", behind: Buffer = b"") -> memoryview:
+    """A batch in the middle of what has arrived."""
+    arrived = bytearray(before) + batch + behind
+    return memoryview(arrived)[len(before) : len(before) + len(batch)]
 
 
 def _decodes(batch: bytearray) -> bool:
@@ -130,6 +137,17 @@ def test_records_that_are_missing_or_left_over() -> None:
     assert not are_alike(batch[:-1], COUNT)
 
 
+@pytest.mark.parametrize("value_bytes", [20, VIEWED_BYTES])
+def test_a_batch_ends_where_its_view_does(value_bytes: int) -> None:
+    batch = _batch(COUNT, value=b"v" * value_bytes)
+    size = (len(batch) - 61) // COUNT
+    assert are_alike(_within(batch, behind=batch), COUNT)
+    for cut in (1, size - 1, size, size + 1):
+        assert not are_alike(_within(batch[:-cut], behind=batch[-cut:]), COUNT), "the rest of it is behind it"
+        assert not are_alike(_within(batch + batch[-cut:]), COUNT)
+    assert are_alike(memoryview(_within(batch)), COUNT), "a view of a view"
+
+
 @each_seed(20)
 def test_whatever_passes_decodes(seed: int) -> None:
     rng = random.Random(seed)
@@ -144,11 +162,17 @@ def test_whatever_passes_decodes(seed: int) -> None:
             new = rng.choice((0, 1, 0x7F, 0x80, 0xFF, rng.randrange(256)))
             for place in rng.choice(((at,), range(61 + (at - 61) % size, len(batch), size))):  # in one, or in each
                 batch[place] = new
+        behind = rng.randbytes(rng.choice((0, 100)))
         if rng.random() < 0.2:
-            del batch[rng.randrange(62, len(batch)) :]
+            cut = rng.randrange(62, len(batch))
+            behind = batch[cut:] + behind
+            del batch[cut:]
         is_alike = are_alike(batch, count)
-        assert are_alike(memoryview(batch), count) is is_alike
+        within = _within(batch, before=rng.randbytes(rng.randrange(100)), behind=behind)
         columns = columns_of(batch, count)
+        for view in (memoryview(batch), memoryview(bytes(batch)), within, within.toreadonly()):
+            assert are_alike(view, count) is is_alike
+            assert columns_of(view, count) == columns
         if is_alike:
             passed += 1
             assert _decodes(batch)

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from store import record_batch
-from store.errors import IllegalRecord, MalformedBatch, RecordTooLarge, StoreError
+from store.errors import CorruptBatch, IllegalRecord, MalformedBatch, RecordTooLarge, StoreError
 from store.limits import (
     BATCH_BYTES_MAX,
     BATCH_RECORDS_MAX,
@@ -633,3 +633,26 @@ def test_only_the_head_of_a_batch_changes_when_it_is_numbered() -> None:
     assert record_batch.numbers_of(whole) == (4001, 7, 90)
     assert record_batch.check(whole).record_count == 3
     assert record_batch.numbers_of(batch)[0] == -1, "the batch itself is as it was"
+
+
+@pytest.mark.parametrize("records_bytes", [record_batch.CHANGED_BYTES_MIN - 1, record_batch.CHANGED_BYTES_MIN])
+def test_the_checksum_of_a_changed_head_is_that_of_the_whole_batch(records_bytes: int) -> None:
+    value = bytes(records_bytes - (len(encode([Record(None, bytes(records_bytes), 5)])) - HEADER_BYTES - records_bytes))
+    batch = encode([Record(None, value, 5)])
+    assert len(batch) == HEADER_BYTES + records_bytes
+    numbered = record_batch.numbered(batch, 4001, 7, 90)
+    assert record_batch.check(numbered).record_count == 1
+    record_batch._ATTRIBUTES.pack_into(batch, record_batch._CRC_FROM, record_batch._LOG_APPEND_TIME)
+    record_batch._seal(batch)
+    undated = record_batch.undated(batch)
+    assert record_batch.check(undated).record_count == 1
+    assert undated[record_batch._CRC_FROM : record_batch._CRC_FROM + 2] == bytes(2)
+    assert undated[HEADER_BYTES:] == batch[HEADER_BYTES:]
+
+
+def test_what_is_damaged_in_memory_is_not_made_good_when_it_is_numbered() -> None:
+    batch = encode([Record(None, bytes(record_batch.CHANGED_BYTES_MIN), 5)])
+    record_batch.check(batch)
+    batch[-100] ^= 1
+    with pytest.raises(CorruptBatch):
+        record_batch.check(record_batch.numbered(batch, 4001, 7, 90))

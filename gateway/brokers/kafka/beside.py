@@ -72,7 +72,7 @@ class Beside:
         if all(broker is brokers[0] for broker in brokers):
             return brokers[0].begin_append(appends, acks=acks)
         begun = [broker.begin_append([append], acks=acks) for broker, append in zip(brokers, appends, strict=True)]
-        return asyncio.ensure_future(all_stored([_only(one) for one in begun]))
+        return asyncio.ensure_future(all_stored(begun))
 
     async def schedule(self, append: Append, *, acks: Acks, keys: Sequence[bytes | None] = ()) -> Appended:
         """See `Broker.schedule`."""
@@ -171,8 +171,3 @@ class Beside:
     def watch_light(self, queue: QueueKey, name: bytes, end: int | None, wake: LightWake) -> Callable[[], None]:
         """See `LightQueues.watch_light`."""
         return self._light_of(queue).watch_light(queue, name, end, wake)
-
-
-async def _only(begun: asyncio.Future[list[Appended]]) -> Appended:
-    [appended] = await begun
-    return appended

@@ -450,7 +450,7 @@ class KafkaBroker:
 
     def _begun(
         self, appends: Sequence[Append], settled: Sequence[asyncio.Future[Appended]] = ()
-    ) -> list[asyncio.Future[Appended]]:
+    ) -> list[asyncio.Future[list[Appended]]]:
         for append in appends:
             if append.light is not None:
                 raise NoLightQueues("the partition is on a Kafka cluster, which has no light queues")
@@ -778,6 +778,6 @@ def _entry(queue: QueueKey, topic: str, batch: memoryview) -> Entry:
     )
 
 
-def all_of(begun: Sequence[asyncio.Future[Appended]]) -> asyncio.Future[list[Appended]]:
+def all_of(begun: Sequence[asyncio.Future[list[Appended]]]) -> asyncio.Future[list[Appended]]:
     """One answer for all. A batch is stored or refused by itself: while another partition of the call moves, too."""
-    return asyncio.gather(*begun) if len(begun) == 1 else asyncio.ensure_future(all_stored(begun))
+    return begun[0] if len(begun) == 1 else asyncio.ensure_future(all_stored(begun))

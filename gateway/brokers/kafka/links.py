@@ -27,11 +27,11 @@ from aiokafka.errors import (
     BrokerResponseError,
     IllegalSaslStateError,
     InvalidPartitionsError,
+    KafkaConnectionError,
     KafkaError,
     SaslAuthenticationFailed,
     UnsupportedSaslMechanismError,
 )
-from aiokafka.protocol.api import RequestHeader_v1, RequestStruct, ResponseHeader_v0
 from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.protocol.offset import OffsetRequest
 from aiokafka.protocol.produce import ProduceRequest
@@ -69,6 +69,10 @@ REFRESH_PAUSE_S = 0.5
 """When metadata could not be had, it is asked for again only after this time, however many callers want it: a request
 goes to all brokers in turn, and aiokafka logs a line for each that is away."""
 
+PRODUCE_VERSIONS = (3, 7)
+"""Of requests to append: from the first one with batches to the last one of which answers end where these do. What is
+read of answers is in all of them."""
+
 TRIES = 20
 PAUSE_S = 0.1
 ACKS_ALL = -1
@@ -91,6 +95,14 @@ FINAL = (ssl.SSLError, SaslAuthenticationFailed, UnsupportedSaslMechanismError, 
 """Errors that another try does not change: of a wrong password, certificate, mechanism or protocol."""
 
 T = TypeVar("T")
+
+_I32 = struct.Struct(">i")
+_HEAD = struct.Struct(">ihhi")  # size of what follows, API, version, correlation id
+_NAME = struct.Struct(">h")  # its length
+_BODY = struct.Struct(">hhiih")  # transactional id (none), acks, timeout, count of topics, length of the name
+_PLACE = struct.Struct(">ii")  # count of partitions, number
+_ANSWERED = struct.Struct(">ih")  # count of topics, length of the name
+_ROW = struct.Struct(">hqq")  # error, base offset, time of the append
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,15 +254,15 @@ class Links:
         """See `Kafka.lane`."""
         try:
             client = await self._client("appends")
+            node = await self._leader(client, topic, partition)
+            if node is None or not await client.ready(node):
+                await self._refreshed(client)
+                return None
+            _watch_over(client, node)
+            return _Lane(self, client, client._conns[node, ConnectionGroup.DEFAULT], topic, partition)
         except Unreached as error:
             log.warning("Kafka cannot be reached error=%s", error)
             return None
-        node = await self._leader(client, topic, partition)
-        if node is None or not await client.ready(node):
-            await self._refreshed(client)
-            return None
-        _watch_over(client, node)
-        return _Lane(self, client, client._conns[node, ConnectionGroup.DEFAULT], topic, partition)
 
     async def produce(self, topic: str, partition: int, batch: Buffer) -> Outcome:
         """See `Kafka.produce`."""
@@ -438,99 +450,143 @@ class Links:
 
 
 class _Lane:
-    """See `Lane`."""
+    """See `Lane`. To an aiokafka connection it is a request, too, by which an answer is read: what aiokafka makes of a
+    request, of its answer and of who waits is a hundred calls a batch, and eight copies of it."""
+
+    API_KEY = ProduceRequest.API_KEY
 
     def __init__(
         self, links: Links, client: AIOKafkaClient, connection: AIOKafkaConnection, topic: str, partition: int
     ) -> None:
+        """Raises Unreached for a Kafka that knows none of PRODUCE_VERSIONS."""
         self._links, self._client, self._connection = links, client, connection
         self._topic, self._partition = topic, partition
+        low, high = connection._versions[self.API_KEY]
+        self._version = min(high, PRODUCE_VERSIONS[-1])
+        if self._version < max(low, PRODUCE_VERSIONS[0]):
+            least, most = PRODUCE_VERSIONS
+            raise Unreached(f"it knows Produce in versions {low} to {high}, and none of {least} to {most}")
+        name, own_name = topic.encode(), connection._client_id.encode()
+        self._asked = b"".join((  # what all requests have between their numbers and the size of their batch
+            _NAME.pack(len(own_name)), own_name,
+            _BODY.pack(-1, ACKS_ALL, PRODUCE_TIMEOUT_MS, 1, len(name)), name, _PLACE.pack(1, partition),
+        ))  # fmt: skip
+        self._answered = b"".join((_ANSWERED.pack(1, len(name)), name, _PLACE.pack(1, partition)))
+        self.correlation_id = 0
+        """Of the answer that was read last."""
 
     def send(self, *parts: Buffer) -> asyncio.Future[Outcome]:
-        """See `Lane.send`. aiokafka writes when it is called, not when it is awaited."""
+        """See `Lane.send`."""
+        connection = self._connection
+        waiting = _Waiting(self, connection._request_timeout)
+        if (writer := connection._writer) is None:
+            waiting.set_exception(KafkaConnectionError(f"the connection to {connection.host} has ended"))
+            return waiting.outcome
+        correlation_id = connection._next_correlation_id()
+        batch_bytes = sum(map(len, parts))
+        size = (
+            _HEAD.size + len(self._asked) + batch_bytes
+        )  # its own four bytes are not counted, those of the batch's are
+        head = _HEAD.pack(size, self.API_KEY, self._version, correlation_id)
         try:
-            answer = self._connection.send(_Produce(self._topic, self._partition, parts))
-        except (KafkaError, OSError) as error:
-            return asyncio.ensure_future(self._lost(error))
-        return asyncio.ensure_future(self._outcome(answer))
+            writer.writelines((b"".join((head, self._asked, _I32.pack(batch_bytes))), *parts))
+        except (OSError, RuntimeError) as error:  # the latter of a transport that has ended in this very turn
+            connection.close(reason=CloseReason.CONNECTION_BROKEN)
+            waiting.set_exception(error)
+            return waiting.outcome
+        connection._requests.append((correlation_id, self, waiting))
+        return waiting.outcome
 
-    async def _outcome(self, answer: Awaitable[Any]) -> Outcome:
-        try:
-            [(_, [(_, code, base_offset, time_ms, *_)])] = (await answer).topics
-        except TimeoutError as error:
-            self._connection.close(reason=CloseReason.CONNECTION_TIMEOUT)
-            return await self._lost(error)
-        except (KafkaError, OSError) as error:
-            return await self._lost(error)
-        self._links.trouble = None
-        if code == NONE:
-            return Stored(base_offset, time_ms)
-        if code in OF_THE_MOMENT:
-            await self._links._refreshed(self._client)
-        return int(code)
+    # ---- reading answers: what a connection asks of a request --------------------------------------------------------
 
-    async def _lost(self, error: Exception) -> Outcome:
-        log.warning("answer of Kafka lost topic=%s partition=%d error=%r", self._topic, self._partition, error)
-        self._links.trouble = repr(error)
-        await self._links._refreshed(self._client)
-        return None
-
-
-class _Produce(ProduceRequest):  # type: ignore[misc]
-    """A request to append a batch, of the version that aiokafka agrees on with the broker (3 at least). It is made with
-    one copy of the batch; aiokafka's own takes eight."""
-
-    def __init__(self, topic: str, partition: int, parts: Sequence[Buffer]) -> None:
-        super().__init__(None, ACKS_ALL, PRODUCE_TIMEOUT_MS, [])
-        self._place, self._parts = (topic.encode(), partition), parts
-
-    def build(self, request_struct_class: type[RequestStruct]) -> _Message:
-        """See `Request.build`."""
-        topic, partition = self._place
-        body = _BODY.pack(-1, ACKS_ALL, PRODUCE_TIMEOUT_MS, 1, len(topic)) + topic
-        body += _PARTITION.pack(1, partition, sum(map(len, self._parts)))
-        return _Message(request_struct_class, (body, *self._parts))
-
-
-_BODY = struct.Struct(">hhiih")  # transactional id (none), acks, timeout, count of topics, length of the name
-_PARTITION = struct.Struct(">iii")  # count of partitions, number, size of the batch
-
-
-class _Message:
-    """What an aiokafka connection asks of a request that it sends: header + body, their size, and size + both. Only the
-    last of these is put together."""
-
-    def __init__(self, version: type[RequestStruct], parts: Sequence[Buffer]) -> None:
-        self.API_KEY, self.API_VERSION, self.RESPONSE_TYPE = version.API_KEY, version.API_VERSION, version.RESPONSE_TYPE
-        self._parts = parts
-
-    def build_request_header(self, correlation_id: int, client_id: str) -> _Nothing:
-        """It is put before the body."""
-        header = RequestHeader_v1(self, correlation_id=correlation_id, client_id=client_id)
-        self._parts = header.encode(), *self._parts
-        return _Nothing()
-
-    def encode(self) -> _Message:
-        """Header and body."""
+    def parse_response_header(self, answer: BytesIO) -> _Lane:
+        """See `RequestStruct`."""
+        (self.correlation_id,) = _I32.unpack(answer.read(_I32.size))
         return self
 
-    def __len__(self) -> int:
-        return sum(map(len, self._parts))
+    @property
+    def RESPONSE_TYPE(self) -> _Lane:
+        """What reads answers."""
+        return self
 
-    def __radd__(self, before: bytes) -> _Message | bytes:
-        return b"".join((before, *self._parts)) if before else self
+    def decode(self, answer: BytesIO) -> Outcome:
+        """An answer behind its header. Raises ValueError, which ends the connection."""
+        data = answer.read()
+        if not data.startswith(self._answered) or len(data) < len(self._answered) + _ROW.size:
+            raise ValueError(f"an answer of {len(data)} bytes is none to a batch for {self._topic}/{self._partition}")
+        code, base_offset, time_ms = _ROW.unpack_from(data, len(self._answered))
+        return Stored(base_offset, time_ms) if code == NONE else int(code)
 
-    def parse_response_header(self, answer: BytesIO) -> ResponseHeader_v0:
-        """See `RequestStruct`."""
-        return ResponseHeader_v0.decode(answer)
+    # ---- what becomes of a batch -------------------------------------------------------------------------------------
+
+    def answered(self) -> None:
+        """Kafka has answered."""
+        self._links.trouble = None
+
+    def lost(self, error: BaseException) -> None:
+        """An answer will not come."""
+        log.warning("answer of Kafka lost topic=%s partition=%d error=%r", self._topic, self._partition, error)
+        self._links.trouble = repr(error)
+
+    def end(self) -> None:
+        """An answer is late: what is behind it would be later still."""
+        self._connection.close(reason=CloseReason.CONNECTION_TIMEOUT)
+
+    async def look_again(self) -> None:
+        """Another node may lead the partition: ask for the metadata."""
+        await self._links._refreshed(self._client)
 
 
-class _Nothing:
-    """An empty header."""
+class _Waiting:
+    """Who waits for the answer to one batch: of a future what an aiokafka connection asks for."""
 
-    def encode(self) -> bytes:
-        """No bytes."""
-        return b""
+    __slots__ = ("_is_told", "_lane", "_timer", "outcome")
+
+    def __init__(self, lane: _Lane, timeout_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        self._lane = lane
+        self._is_told = False
+        self.outcome: asyncio.Future[Outcome] = loop.create_future()
+        self._timer = loop.call_later(timeout_s, self._is_late)
+
+    def done(self) -> bool:
+        """Whether it is told, or nobody waits for it any more."""
+        return self._is_told or self.outcome.done()
+
+    def set_result(self, outcome: Outcome) -> None:
+        """Kafka has answered."""
+        self._tell()
+        self._lane.answered()
+        if outcome in OF_THE_MOMENT:
+            self._look_again(outcome)
+        else:
+            self.outcome.set_result(outcome)
+
+    def set_exception(self, error: BaseException) -> None:
+        """It will not."""
+        self._tell()
+        self._lane.lost(error)
+        self._look_again(None)
+
+    def _is_late(self) -> None:
+        if not self.done():
+            self.set_exception(TimeoutError())
+            self._lane.end()
+
+    def _tell(self) -> None:
+        self._is_told = True
+        self._timer.cancel()
+
+    def _look_again(self, outcome: Outcome) -> None:
+        """Say what became of the batch once the metadata have been looked at."""
+        looking = asyncio.ensure_future(self._lane.look_again())
+
+        def ended(_: asyncio.Task[None]) -> None:
+            if not self.outcome.done():
+                self.outcome.set_result(outcome)
+
+        looking.add_done_callback(ended)
+        self.outcome.add_done_callback(lambda _: looking.cancel())
 
 
 def _watch_over(client: AIOKafkaClient, node: int) -> None:

@@ -55,7 +55,7 @@ class Lane(Protocol):
 
     def send(self, *parts: Buffer) -> asyncio.Future[Outcome]:
         """Send a batch, which is these parts, at once, to all replicas in sync (acks=all); what became of it. Cancel it
-        to hear no more."""
+        to hear no more. The parts are not copied: nobody changes them, whatever becomes of the batch."""
         ...
 
 

@@ -102,7 +102,9 @@ class Repeats(KnownSends):
             del self._partitions[partition]
 
     def _of(self, partition: QueueKey) -> _Partition:
-        return self._partitions.setdefault(partition, _Partition())
+        if (known := self._partitions.get(partition)) is None:
+            known = self._partitions[partition] = _Partition()
+        return known
 
     def refuse_known(self, appends: Sequence[Append], now_ms: int) -> None:
         """As `check`; what is known is said in offsets of the partition."""

@@ -72,10 +72,10 @@ def fence_batch(producer_id: int, epoch: int, time_ms: int, *, opening: bytes | 
 @dataclass(slots=True, eq=False)
 class _Call:
     """One batch of a caller. `sent`, `parts` (of the batch as it is sent): since it was first sent. `done`: what its
-    caller is told, who does not wait for ever; `settled`: what became of it."""
+    caller is told, alone in a list, who does not wait for ever; `settled`: what became of it."""
 
     append: Append
-    done: asyncio.Future[Appended]
+    done: asyncio.Future[list[Appended]]
     since_s: float
     settled: asyncio.Future[Appended] | None = None
     sent: Sent | None = None
@@ -133,9 +133,10 @@ class Writer:
         """Whether appends are taken."""
         return not self._is_closed and not self.is_in_doubt
 
-    def begin(self, append: Append, settled: asyncio.Future[Appended] | None = None) -> asyncio.Future[Appended]:
-        """Append a batch behind those before. The answer may be that it is not known what became of it, and comes soon;
-        `settled` is told when that is known, or the tenure is over. Raises SealedQueue."""
+    def begin(self, append: Append, settled: asyncio.Future[Appended] | None = None) -> asyncio.Future[list[Appended]]:
+        """Append a batch behind those before. The answer, alone in a list as it is a broker's to one batch, may be that
+        it is not known what became of it, and comes soon; `settled` is told when that is known, or the tenure is over.
+        Raises SealedQueue."""
         if not self.is_serving:
             raise SealedQueue(f"partition {self._partition} of {self._topic} is being taken over")
         loop = asyncio.get_running_loop()
@@ -287,9 +288,10 @@ class Writer:
             time_ms = time_ms if time_ms >= 0 else record_batch.max_timestamp_ms(call.append.batch)
             appended = Appended(offset, offset, time_ms, Acks.FLUSHED)
             self._on_acknowledged(call.append, appended)
-            for told in (call.settled, call.done):
-                if told is not None and not told.done():
-                    told.set_result(appended)
+            if call.settled is not None and not call.settled.done():
+                call.settled.set_result(appended)
+            if not call.done.done():
+                call.done.set_result([appended])
         if ready:
             self._on_stored(self.end)
 
@@ -318,6 +320,7 @@ class Writer:
 
     def _fail(self, call: _Call, error: StoreError) -> None:
         self._on_freed(len(call.append.batch))
-        for told in (call.settled, call.done):
-            if told is not None and not told.done():
-                told.set_exception(error)
+        if call.settled is not None and not call.settled.done():
+            call.settled.set_exception(error)
+        if not call.done.done():
+            call.done.set_exception(error)

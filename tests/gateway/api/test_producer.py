@@ -514,11 +514,7 @@ class OneByOne(FakeBroker):
     """Stores the batches of a call one by one, as a Kafka cluster does."""
 
     async def append(self, appends: Sequence[Append], *, acks: Acks) -> list[Appended]:
-        return await all_stored([self._only(append, acks) for append in appends])
-
-    async def _only(self, append: Append, acks: Acks) -> Appended:
-        [appended] = await super().append([append], acks=acks)
-        return appended
+        return await all_stored([super(OneByOne, self).append([append], acks=acks) for append in appends])
 
 
 @pytest.mark.parametrize("columns", [False, True])
@@ -562,10 +558,10 @@ async def test_a_request_of_which_a_part_was_stored_has_an_unknown_outcome() -> 
 
 
 async def test_of_batches_that_are_stored_one_by_one_the_answer_says_what_is_known() -> None:
-    async def stored(outcome: Appended | Exception) -> Appended:
+    async def stored(outcome: Appended | Exception) -> list[Appended]:
         if isinstance(outcome, Exception):
             raise outcome
-        return outcome
+        return [outcome]
 
     there, sealed, lost = Appended(1, 0, 1, Acks.FLUSHED), SealedQueue("moves"), AnswerLost("lost")
     assert await all_stored([stored(there), stored(there)]) == [there, there]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from gateway.brokers.kafka import links
 from gateway.brokers.kafka.codes import LEADER_NOT_AVAILABLE, NOT_LEADER, OUT_OF_ORDER, Stored
 from gateway.brokers.kafka.links import ACKS_ALL, PRODUCE_TIMEOUT_MS, KafkaAddress, Links
 from gateway.brokers.kafka.port import Unreached
+from store.types import Buffer
 
 NODE = 3
 
@@ -26,9 +28,17 @@ class Socket:
 
     def __init__(self) -> None:
         self.written: list[bytes] = []
+        self.parts: list[Buffer] = []
+        self.broken: Exception | None = None
 
     def write(self, data: bytes) -> None:
         self.written.append(data)
+
+    def writelines(self, parts: Iterable[Buffer]) -> None:
+        if self.broken is not None:
+            raise self.broken
+        self.parts = [*parts]
+        self.written.append(b"".join(self.parts))
 
     def get_extra_info(self, _: str) -> None: ...
 
@@ -69,6 +79,12 @@ class Client:
         correlation_id = self.connection._requests[0][0]
         row = struct.pack(">ihqqq", 5, code, offset, 1_000, 0)
         self.connection._handle_frame(struct.pack(">iih", correlation_id, 1, 1) + b"t" + b"\0\0\0\1" + row + bytes(4))
+
+    def open(self) -> None:
+        """Have the connection end as one does that was made."""
+        self.connection._reader = self.socket
+        self.connection._read_task = asyncio.get_running_loop().create_future()
+        self.connection._read_task.set_result(None)
 
     def break_off(self) -> None:
         for _, _, waiting in self.connection._requests:
@@ -121,10 +137,92 @@ async def test_behind_what_is_lost_nothing_goes_over_the_same_lane() -> None:
     assert client.refreshed == 3
 
 
+async def test_a_batch_is_not_copied() -> None:
+    client = Client(7)
+    rest = memoryview(b"and rest")
+    answer = (await lane_of(client)).send(b"head", rest)
+    assert client.socket.parts[-1] is rest
+    answer.cancel()
+
+
 async def test_who_does_not_answer_is_left() -> None:
     client = Client(9)
     lane = await lane_of(client)
     assert await asyncio.gather(lane.send(b"a"), lane.send(b"b")) == [None, None]
+
+
+async def test_what_is_late_ends_the_connection_and_each_batch_is_told_of_once() -> None:
+    client = Client(9)
+    client.open()
+    lane = await lane_of(client)
+    assert await asyncio.gather(lane.send(b"a"), lane.send(b"b")) == [None, None]
+    assert client.connection._writer is None
+    assert client.refreshed == 2
+    assert await lane.send(b"c") is None, "without a connection"
+
+
+async def test_nobody_waits_for_what_was_called_off() -> None:
+    client = Client(9)
+    client.open()
+    lane = await lane_of(client)
+    called_off, answer = lane.send(b"a"), lane.send(b"b")
+    called_off.cancel()
+    client.answer(offset=1)
+    client.answer(offset=2)
+    assert await answer == Stored(2, 1_000)
+    lane.send(b"c").cancel()
+    await asyncio.sleep(0.1)
+    assert client.connection._writer is not None, "a timer of a batch that nobody waits for"
+    assert client.refreshed == 0
+    client.connection.close()
+
+
+async def test_who_calls_off_a_batch_that_was_lost_waits_for_no_metadata() -> None:
+    client = Client(9)
+    lane = await lane_of(client)
+    answer = lane.send(b"a")
+    client.break_off()
+    answer.cancel()
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert answer.cancelled()
+    assert len(asyncio.all_tasks()) == 1
+
+
+@pytest.mark.parametrize("error", [ConnectionResetError("reset"), RuntimeError("the handler is closed")])
+async def test_what_cannot_be_written_is_lost(error: Exception) -> None:
+    client = Client(9)
+    client.open()
+    client.socket.broken = error
+    lane = await lane_of(client)
+    assert await lane.send(b"a") is None
+    assert client.connection._writer is None
+    assert not client.connection._requests
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        pytest.param(b"", id="nothing"),
+        pytest.param(struct.pack(">ihqq", 6, 0, 0, 0), id="another partition"),
+        pytest.param(struct.pack(">ihq", 5, 0, 0), id="half a row"),
+    ],
+)
+async def test_an_answer_to_something_else_is_none(row: bytes) -> None:
+    client = Client(7)
+    answer = (await lane_of(client)).send(b"a")
+    correlation_id = client.connection._requests[0][0]
+    with pytest.raises(ValueError, match="is none to a batch"):  # the task that reads ends the connection
+        client.connection._handle_frame(struct.pack(">iih", correlation_id, 1, 1) + b"t" + b"\0\0\0\1" + row)
+    assert not answer.done()
+    answer.cancel()
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 2), (8, 13)])
+async def test_to_a_kafka_of_other_versions_there_is_no_lane(low: int, high: int) -> None:
+    client = Client(7)
+    client.connection._versions = {0: (low, high)}
+    assert await lane_of(client) is None
 
 
 async def test_metadata_that_cannot_be_had_are_asked_for_again_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:

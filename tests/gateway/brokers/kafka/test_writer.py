@@ -55,12 +55,17 @@ class Tenure:
         batch = record_batch.encode([Record(None, value, 1) for value in values])
         self.held += len(batch)
         append = Append(queue=QUEUE, batch=batch, record_count=len(values), expected_offset=expected)
-        return self.writer.begin(append)
+        return asyncio.ensure_future(_only(self.writer.begin(append)))
 
     def values(self) -> list[bytes | None]:
         return [
             record.value for _, batch in self.kafka.log("orders", 0).batches for record in record_batch.decode(batch)
         ]
+
+
+async def _only(begun: asyncio.Future[list[Appended]]) -> Appended:
+    [appended] = await begun
+    return appended
 
 
 @pytest.fixture(autouse=True)
