@@ -121,6 +121,8 @@ class Ready:
         self._reader = reader
         self._bytes_max = bytes_max
         self._bytes = 0
+        self.given_up_count = 0
+        """How often all rows were given up."""
         self._rows: dict[Item, bytes] = {}
         self.row_of = self._rows.get
         """The row of an item; None when it is not at hand."""
@@ -195,6 +197,7 @@ class Ready:
         if self._bytes > self._bytes_max:
             rows.clear()
             self._bytes = 0
+            self.given_up_count += 1
 
 
 def _with_origin(delay: bytes, position: int, index: int) -> bytes:
