@@ -76,6 +76,11 @@ unpack_row = _ROW.unpack_from
 ROW_BYTES = _ROW.size
 
 
+def row_columns(rows: Iterable[bytes]) -> Iterable[tuple[int, ...]]:
+    """The fields of some rows, at least one, as of `unpack_row`: a tuple for each field."""
+    return zip(*_ROW.iter_unpack(b"".join([row[:ROW_BYTES] for row in rows])), strict=True)
+
+
 def is_json(flags: int) -> bool:
     """Whether the value of a row with these flags is JSON."""
     return bool(flags & _JSON)
