@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 import pytest
@@ -289,20 +289,20 @@ async def test_each_schedule_is_looked_at_once() -> None:
     looking = Looking(open_ahead_ms=2 * PREFETCH_MS)
     await looking.accept(*range(0, NEAR_MS + PREFETCH_MS, 10))
     ahead = await looking.start()
-    state, told = looking.timer._state, list[Item]()
-    news = state.open.news
+    ready, looked_at = looking.timer._state.ready, list[Item]()
+    missing = ready.missing
 
-    def counted(until_ms: int) -> list[Item]:
-        told.extend(found := news(until_ms))
-        return found
+    def counted(items: Iterable[Item]) -> list[Item]:
+        looked_at.extend(items := list(items))
+        return missing(items)
 
-    state.open.news = counted  # type: ignore[method-assign]
-    for _ in range(4):
+    ready.missing = counted  # type: ignore[method-assign]
+    for _ in range(7):
         await ahead.step()
         looking.clock.step(NEAR_MS // 2)
         while await looking.timer._firing.go():
             pass
-    assert len(told) == len(set(told)) == (NEAR_MS + PREFETCH_MS) // 10
+    assert len(looked_at) == len(set(looked_at)) == (NEAR_MS + PREFETCH_MS) // 10
 
 
 @pytest.mark.parametrize("in_ms", [1, NEAR_MS, NEAR_MS + PREFETCH_MS])
