@@ -20,7 +20,7 @@ from store.topics import TIMER_QUEUE
 from store.types import Append, Delay
 from timer.items import Item, source_row
 from timer.ports import Due, Target, append_of
-from timer.ready import FRAMING_BYTES, ROW_BYTES, is_json, rolls, unpack_row
+from timer.ready import FRAMING_BYTES, ROW_BYTES, is_json, rolls, row_columns, unpack_row
 from timer.schedule import SCHEDULE_ID_BYTES
 
 _ROLLING = Target(*TIMER_QUEUE)  # of what is delivered nowhere yet; nothing fires into the timer's own queue
@@ -94,6 +94,30 @@ class Grouping:
         self._open: dict[tuple[int, int], Group] = {}
         self.firing: list[Group] = []
         self.rolling: list[Group] = []
+
+    def add_alike(self, items: Sequence[Item], rows: Sequence[bytes]) -> bool:
+        """Add due records, at least one, as the first: column by column, in half the time of `add` for each. False, and
+        nothing is added, unless they are one group, and only fire, into no light queues."""
+        assert not self._open
+        size_bytes = sum(map(len, rows)) + FRAMING_BYTES * len(rows)
+        topic_ids, partitions, timestamps_ms, tag_hashes, flags, more_bytes = row_columns(rows)
+        target = Target(topic_ids[0], partitions[0])
+        is_one = topic_ids.count(target.topic_id) == partitions.count(target.partition) == len(rows)
+        # What rolls has `more`, and so has what names light queues.
+        if any(more_bytes) or not is_one or size_bytes > self._batch_bytes_max:
+            return False
+        group = self._open[target] = Group(
+            target,
+            size_bytes,
+            list(items),
+            [row[ROW_BYTES:] for row in rows],
+            list(timestamps_ms),
+            tag_hashes=list(tag_hashes),
+            tagged=any(tag_hashes),
+            json_values=all(map(is_json, set(flags))),
+        )
+        self.firing.append(group)
+        return True
 
     def add(self, item: Item, row: bytes) -> None:
         """Add one due record."""

@@ -428,9 +428,11 @@ class Firing:
 
     async def _group(self, items: list[Item], rows: list[bytes]) -> Grouping:
         grouping = Grouping(batch_bytes_max=self._state.config.batch_bytes_max)
-        add = grouping.add
+        if grouping.add_alike(items, rows):
+            await self._state.log.yield_to_loop()
+            return grouping
         for count, (item, row) in enumerate(zip(items, rows, strict=True), 1):
-            add(item, row)
+            grouping.add(item, row)
             if count % _GROUPED_COUNT == 0:
                 await self._state.log.yield_to_loop()
         return grouping

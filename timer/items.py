@@ -96,6 +96,9 @@ def rolls_of(item: Item) -> bool:
 slot_bytes: Callable[[Item], bytes] = itemgetter(slice(_SLOT_AT, _ROLLS_AT))
 """The slot as it stands in the item: equal for items of one slot."""
 
+position_bytes: Callable[[Item], bytes] = itemgetter(slice(_SOURCE_AT, _RECORD_INDEX_AT))
+"""The position of the item's source as it stands in the item, big-endian: equal for items of one entry."""
+
 source_row: Callable[[Item], bytes] = itemgetter(slice(_SOURCE_AT, _SLOT_AT))
 """The copy as a row of an entry's sources (store/log/entry.py)."""
 

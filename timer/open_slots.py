@@ -96,6 +96,8 @@ class OpenSlots:
         self._partial: set[int] = set()
         self._late: set[Item] = set()  # in memory, though not above what was popped: came late, or put back
         self._leaving: set[Item] = set()  # popped, and neither done nor put back yet
+        self._told_until = LOWEST  # what is in memory below it was told by `news`, or will be the next time:
+        self._untold: list[Item] = []
         # Schedules that were late when they arrived are in the slot that was the read mark then, so this one, and
         # no later one, may hold some that were due before its second.
         self._add(read_mark_s, delivered_from, LOWEST)
@@ -120,6 +122,8 @@ class OpenSlots:
         if item < slot.bound:
             slot.outstanding_count += 1
             self._memory.push(item)
+            if item < self._told_until:
+                self._untold.append(item)
             if item <= slot.popped:
                 self._late.add(item)
             if len(self._memory) > self._count_max:
@@ -154,6 +158,7 @@ class OpenSlots:
         page, slot.bound = load.result()
         page.add(sorted(item for item in arrived if item < slot.bound))
         slot.outstanding_count += len(page)
+        self._untold += page.between(LOWEST, self._told_until)
         self._memory.take_over(page)
         if slot.bound == HIGHEST:
             self._partial.discard(load.slot_s)
@@ -186,7 +191,21 @@ class OpenSlots:
 
     def due_before(self, until_ms: int) -> list[Item]:
         """What is in memory and due before `until_ms`, in no order."""
-        return self._memory.below(fire_key(until_ms))
+        return self._memory.between(LOWEST, fire_key(until_ms))
+
+    def news(self, until_ms: int) -> list[Item]:
+        """What is in memory and due before `until_ms`, in no order, and was not told before; what left memory and came
+        back, and what left it since it came, may be told as well."""
+        told, self._untold = self._untold, []
+        until = fire_key(until_ms)
+        if until > self._told_until:
+            told += self._memory.between(self._told_until, until)
+            self._told_until = until
+        return told
+
+    def forget_news(self) -> None:
+        """Tell all of it anew, when asked again; until then nothing is noted."""
+        self._told_until, self._untold = LOWEST, []
 
     def withdraw(self, item: Item) -> None:
         """Have a waiting schedule never popped from its slot, if that is open: something else has consumed it."""
@@ -280,7 +299,9 @@ class OpenSlots:
         if len(self._memory) - len(self._late) < evicted_count:
             return
         stays: list[Item] = []
-        for item in self._memory.cut(self._memory.key_near(self._count_max - evicted_count)):
+        key = self._memory.key_near(self._count_max - evicted_count)
+        self._told_until = min(self._told_until, key)
+        for item in self._memory.cut(key):
             slot_s = slot_of(item)
             slot = self._slots[slot_s]
             if item <= slot.popped:

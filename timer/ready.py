@@ -76,6 +76,11 @@ unpack_row = _ROW.unpack_from
 ROW_BYTES = _ROW.size
 
 
+def row_columns(rows: Iterable[bytes]) -> Iterable[tuple[int, ...]]:
+    """The fields of some rows, at least one, as of `unpack_row`: a tuple for each field."""
+    return zip(*_ROW.iter_unpack(b"".join([row[:ROW_BYTES] for row in rows])), strict=True)
+
+
 def is_json(flags: int) -> bool:
     """Whether the value of a row with these flags is JSON."""
     return bool(flags & _JSON)
@@ -121,6 +126,8 @@ class Ready:
         self._reader = reader
         self._bytes_max = bytes_max
         self._bytes = 0
+        self.given_up_count = 0
+        """How often all rows were given up."""
         self._rows: dict[Item, bytes] = {}
         self.row_of = self._rows.get
         """The row of an item; None when it is not at hand."""
@@ -195,6 +202,7 @@ class Ready:
         if self._bytes > self._bytes_max:
             rows.clear()
             self._bytes = 0
+            self.given_up_count += 1
 
 
 def _with_origin(delay: bytes, position: int, index: int) -> bytes:

@@ -93,9 +93,12 @@ class Runs:
         """How many items are below `limit`."""
         return sum([bisect_left(run, limit) for run in self._runs])
 
-    def below(self, limit: Key) -> list[Item]:
-        """The items below `limit`, in no order, which stay."""
-        return [item for run in self._runs for item in run[: bisect_left(run, limit)]]
+    def between(self, first: Key, limit: Key) -> list[Item]:
+        """The items from `first` on and below `limit`, in no order, which stay."""
+        found: list[Item] = []
+        for run in self._runs:
+            found += run[bisect_left(run, first) : bisect_left(run, limit)]
+        return found
 
     def key_near(self, count: int) -> Key:
         """A key with at most `count` items before it, and nearly so many: exactly so many of a few thousand items, else

@@ -10,6 +10,7 @@ import orjson
 import pytest
 
 from store.errors import Corrupt
+from store.log.entry import packed_delays
 from store.record_batch import Record, decode, encode, zstd_packed
 from store.topics import TIMER_QUEUE
 from store.types import Acks, Append, Delay, Entry, Source
@@ -21,14 +22,16 @@ from timer.items import Item, pack_item
 from timer.ports import Target
 from timer.ready import (
     DELIVER_AT_HEADER,
+    FRAMING_BYTES,
     QUEUES_HEADER,
     ROW_OVERHEAD_BYTES,
     SCHEDULE_ID_HEADER,
     SCHEDULE_KEY_HEADER,
     Ready,
+    make_row,
 )
 from timer.record_cache import RecordCache, pick
-from timer.schedule import encode_schedule_id
+from timer.schedule import SLOT_MS, encode_schedule_id
 
 COUNT = 1000
 HEADERS = [("content-type", b"text/plain")]
@@ -187,6 +190,68 @@ async def test_batches_are_cut_at_their_bytes_and_halves_are_the_whole() -> None
     halves = whole.halves()
     assert [item for half in halves for item in half.items] == items
     assert fields(halves[0]) + fields(halves[1]) == fields(whole)
+
+
+def row_of(
+    partition: int = 1,
+    *,
+    headers: Sequence[tuple[str, bytes]] = (),
+    tag_hash: int = 0,
+    rolls: bool = False,
+    is_json: bool = True,
+    at: int = 0,
+) -> tuple[Item, bytes]:
+    due_ms = START_MS + at
+    batch = encode([Record(b"k", b"%d" % at, START_MS - at % 3, headers)])
+    [record] = decode(batch)
+    item = pack_item(due_ms, 64, at, due_ms // SLOT_MS, rolls)
+    delay = packed_delays([Delay(due_ms, 7, partition, 64, at)]).row_bytes(0)
+    return item, make_row(record, delay, tag_hash, item=item, schedule_id=b"s" * 28, is_json=is_json)
+
+
+@pytest.mark.parametrize("tags", [(0, 0, 0), (0, 5, 0)])
+@pytest.mark.parametrize("json", [(True, True, True), (True, False, True)])
+def test_records_of_one_partition_are_grouped_by_columns_as_one_by_one(
+    tags: Sequence[int], json: Sequence[bool]
+) -> None:
+    made = [
+        row_of(tag_hash=tag, is_json=is_json, at=at) for at, (tag, is_json) in enumerate(zip(tags, json, strict=True))
+    ]
+    items, rows = [item for item, _ in made], [row for _, row in made]
+    grouping = Grouping(batch_bytes_max=1 << 20)
+    assert grouping.add_alike(items, rows)
+    expected = grouped(items, rows)
+    assert (grouping.firing, grouping.rolling) == (expected.firing, [])
+    assert grouping.firing[0].due() == expected.firing[0].due()
+    # What comes behind it goes into the same group.
+    later = row_of(headers=[(QUEUES_HEADER, b'["q"]')], at=9)
+    grouping.add(*later)
+    expected.add(*later)
+    assert grouping.firing == expected.firing
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        row_of(2, at=1),
+        row_of(headers=[(QUEUES_HEADER, b'["q"]')], at=1),
+        row_of(rolls=True, at=1),
+    ],
+    ids=["another partition", "light queues", "rolls"],
+)
+def test_what_is_not_one_plain_group_is_added_one_by_one(other: tuple[Item, bytes]) -> None:
+    first = row_of()
+    grouping = Grouping(batch_bytes_max=1 << 20)
+    assert not grouping.add_alike([first[0], other[0]], [first[1], other[1]])
+    assert (grouping.firing, grouping.rolling) == ([], [])
+
+
+@pytest.mark.parametrize(("over", "is_one"), [(0, True), (1, False)])
+def test_columns_are_of_what_one_batch_takes(over: int, is_one: bool) -> None:
+    made = [row_of(at=at) for at in range(3)]
+    size = sum(len(row) + FRAMING_BYTES for _, row in made)
+    grouping = Grouping(batch_bytes_max=size - over)
+    assert grouping.add_alike([item for item, _ in made], [row for _, row in made]) is is_one
 
 
 async def test_a_record_that_the_entry_does_not_have_is_damage() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 import pytest
@@ -279,10 +279,97 @@ async def test_others_have_their_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     looking.log.yield_to_loop = yield_to_loop  # type: ignore[method-assign]
     monkeypatch.setattr("timer.prefetch.asyncio.sleep", rest)
     await ahead.step()
-    looks = 2 * (count // LOOKED_COUNT + 1) + count // SORTED_COUNT  # twice for what is missing, then by entry
+    looks = -(-(count + 4 * READ_ENTRIES) // SORTED_COUNT) + 1  # put to their entries, then of these the first due
     assert turns[:looks] == [0] * looks, "while it looks"
     entry_count = len(looking.positions)
     assert rests == list(range(READ_ENTRIES, entry_count, READ_ENTRIES)), "it rests while it reads"
+
+
+async def test_each_schedule_is_looked_at_once() -> None:
+    looking = Looking(open_ahead_ms=2 * PREFETCH_MS)
+    await looking.accept(*range(0, NEAR_MS + PREFETCH_MS, 10))
+    ahead = await looking.start()
+    ready, looked_at = looking.timer._state.ready, list[Item]()
+    missing = ready.missing
+
+    def counted(items: Iterable[Item]) -> list[Item]:
+        looked_at.extend(items := list(items))
+        return missing(items)
+
+    ready.missing = counted  # type: ignore[method-assign]
+    for _ in range(7):
+        await ahead.step()
+        looking.clock.step(NEAR_MS // 2)
+        while await looking.timer._firing.go():
+            pass
+    assert len(looked_at) == len(set(looked_at)) == (NEAR_MS + PREFETCH_MS) // 10
+
+
+@pytest.mark.parametrize("in_ms", [1, NEAR_MS, NEAR_MS + PREFETCH_MS])
+async def test_what_arrives_behind_a_look_is_made_ready_by_the_next(in_ms: int) -> None:
+    looking = Looking(open_ahead_ms=2 * PREFETCH_MS)
+    await looking.accept(0, NEAR_MS + PREFETCH_MS + 1)
+    ahead = await looking.start()
+    await ahead.step()
+    await looking.accept(0, in_ms)
+    while await looking.timer.intake_step():
+        pass
+    await ahead.step()
+    assert looking.at_hand(1, 2) == ([0, 1] if in_ms <= PREFETCH_MS else [0])
+
+
+async def test_rows_that_were_given_up_are_made_again() -> None:
+    looking = Looking()
+    await looking.accept(1, 2)
+    ahead = await looking.start()
+    await ahead.step()
+    ready = looking.timer._state.ready
+    ready._bytes = ready._bytes_max
+    await looking.accept(1)
+    while await looking.timer.intake_step():
+        pass
+    ready._add(dict.fromkeys([b"another"], b"row"))
+    assert looking.at_hand(0, 2) == []
+    await ahead.step()
+    assert (looking.at_hand(0, 2), looking.at_hand(1, 1)) == ([0, 1], [0])
+
+
+async def test_what_was_evicted_and_came_back_is_made_ready() -> None:
+    looking = Looking(heap_count_max=64)
+    await looking.accept(*[500 + number for number in range(40)], others=())
+    ahead = await looking.start()
+    await ahead.step()
+    await looking.accept(*[10] * 40, others=())
+    while await looking.timer.intake_step():
+        pass
+    open_slots, ready = looking.timer._state.open, looking.timer._state.ready
+    evicted = set(looking.items[0]).difference(open_slots.due_before(START_MS + SLOT_MS))
+    assert evicted
+    ready.drop(evicted)
+    for _ in range(3):
+        looking.clock.step(10)
+        while await looking.timer._firing.go():
+            pass
+        await looking.timer._firing.get(looking.clock.now_ms())
+        await ahead.step()
+    there = open_slots.due_before(START_MS + SLOT_MS)
+    assert evicted.intersection(there)
+    assert ready.missing(there) == []
+
+
+async def test_what_was_delivered_or_cancelled_meanwhile_is_not_made_ready() -> None:
+    looking = Looking()
+    await looking.accept(0, 1, 2, NEAR_MS)
+    ahead = await looking.start()
+    state = looking.timer._state
+    await ahead._unready.look(START_MS + NEAR_MS)
+    looking.clock.step(1)
+    assert await looking.timer._firing.go() == 2
+    state.ready.drop(looking.items[0])
+    state.open.withdraw(looking.items[0][3])
+    await ahead.step()
+    assert looking.at_hand(0, 4) == [2]
+    assert state.ready._rows.keys() == {looking.items[0][2]}
 
 
 async def test_what_is_read_later_is_made_ready_as_much_further(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from tests.seeds import each_seed
-from timer.items import HIGHEST, Item, fire_key, pack_item
+from timer.items import HIGHEST, LOWEST, Item, fire_key, pack_item
 from timer.runs import RUN_COUNT, Runs
 
 
@@ -44,7 +44,8 @@ def test_runs_hold_what_a_sorted_list_would_hold(seed: int) -> None:
             case 5:
                 limit = fire_key(rng.randrange(1100))
                 expected = [item for item in sorted(model) if item < limit]
-                assert sorted(runs.below(limit)) == expected
+                first = rng.choice((LOWEST, fire_key(rng.randrange(1100))))
+                assert sorted(runs.between(first, limit)) == [item for item in expected if item >= first]
                 assert runs.count_below(limit) == len(expected)
             case _:
                 key = runs.key_near(rng.randrange(100))
@@ -102,7 +103,7 @@ def test_no_operation_looks_at_all_there_is() -> None:
         lambda: runs.take(fire_key(100), 1000),
         lambda: runs.push(Counted(items[0])),
         lambda: runs.first(),
-        lambda: runs.below(fire_key(1000)),
+        lambda: runs.between(LOWEST, fire_key(1000)),
         lambda: runs.count_below(HIGHEST),
         lambda: runs.cut(fire_key(39_000)),
     ):
