@@ -205,21 +205,23 @@ test("a refusal that names no record is found by sending each alone; one of the 
 });
 
 test("what the server cannot take for now is sent again, for retryMs", async () => {
-  const { server, client } = await connected({ retryMs: 60 });
+  const { server, client } = await connected();
   const store = server.answers.produce;
   let times = 0;
   const refusal = { ok: false, error_code: 50750, message: "disk full", retriable: true, retry_after_ms: 5 };
   server.answers.produce = (command) => (++times < 3 ? refusal : store(command));
   assert.equal((await client.produce("t", { value: 1 })).offset, 0);
   assert.equal(times, 3);
-  server.answers.produce = () => refusal;
-  const error = await client.produce("t", { value: 1 }).catch((e) => e);
-  assert.ok(error instanceof Refused && error.code === 50750 && error.retriable);
   await client.close();
+  const impatient = await connected({ retryMs: 60 });
+  impatient.server.answers.produce = () => refusal;
+  const error = await impatient.client.produce("t", { value: 1 }).catch((e) => e);
+  assert.ok(error instanceof Refused && error.code === 50750 && error.retriable);
+  await impatient.client.close();
 });
 
 test("P2: after a store has stopped only what has ids is sent again", async () => {
-  const { server, client } = await connected({ retryMs: 200 });
+  const { server, client } = await connected();
   const store = server.answers.produce;
   let times = 0;
   server.answers.produce = (command) =>
