@@ -484,9 +484,8 @@ class _Lane:
             return waiting.outcome
         correlation_id = connection._next_correlation_id()
         batch_bytes = sum(map(len, parts))
-        size = (
-            _HEAD.size + len(self._asked) + batch_bytes
-        )  # its own four bytes are not counted, those of the batch's are
+        # Its own four bytes are not counted, those of the batch's size are.
+        size = _HEAD.size + len(self._asked) + batch_bytes
         head = _HEAD.pack(size, self.API_KEY, self._version, correlation_id)
         try:
             writer.writelines((b"".join((head, self._asked, _I32.pack(batch_bytes))), *parts))

@@ -364,7 +364,7 @@ class Coordinator:
         elif leases.may_have_dead_letters:
             self.dead_letters.expect(group, key)
         match event:
-            case Leased():
+            case Leased():  # each receive: first, as each class before it is a call
                 pass
             case Settled():
                 context.stats.settled_count += len(event.offsets)
