@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import importlib
 import logging
 import os
@@ -34,6 +33,8 @@ URL = "http://127.0.0.1:8082"
 RESTART_S = 1.0
 RESTART_S_MAX = 30.0
 STABLE_S = 10.0
+LOOK_S = 0.1
+"""How often children and signals are looked at."""
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -153,10 +154,10 @@ class _Child:
             # A session of its own: Ctrl-C in a terminal reaches the parent only, which passes it on.
             self.process = subprocess.Popen(self._command, stdin=subprocess.PIPE, start_new_session=True)
 
-    def signal(self, number: int) -> None:
-        """Pass a signal on."""
-        if self.process is not None and self.process.poll() is None:
-            self.process.send_signal(number)
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started and has not ended."""
+        return self.process is not None and self.process.poll() is None
 
 
 class _Parent:
@@ -171,33 +172,38 @@ class _Parent:
             os.environ["MQ_TOKEN"] = options.token  # not in the children's arguments, which others see
         self._children = [_Child(command) for _ in range(options.processes)]
         self._watch: str | None = options.watch
-        self._wake = threading.Event()
         self._signals = 0
+        self._has_changed = False
 
     def run(self) -> int:
-        """Until a signal; then until the children have ended."""
+        """Until a signal; then until the children have ended. Signals are passed on here, not where they arrive: that
+        may be within the start of a child that is not known yet, or where this thread holds a lock."""
         for number in _SIGNALS:
             signal.signal(number, self._signalled)
         if self._watch is not None:
             threading.Thread(target=self._watch_files, args=(self._watch,), daemon=True).start()
-        while self._signals == 0:
-            now_s = time.monotonic()
-            for child in self._children:
-                child.look(now_s)
-            self._wake.wait(0.2)
-            self._wake.clear()
-        for child in self._children:
-            if child.process is not None:
-                while child.process.poll() is None:
-                    with contextlib.suppress(subprocess.TimeoutExpired):
-                        child.process.wait(0.2)
+        passed_on = 0
+        while passed_on == 0 or any(child.is_running for child in self._children):
+            if passed_on == 0:
+                now_s = time.monotonic()
+                for child in self._children:
+                    child.look(now_s)
+            if passed_on < self._signals:
+                passed_on += 1
+                self._stop_all()
+            elif self._has_changed:
+                self._has_changed = False
+                self._stop_all()
+            time.sleep(LOOK_S)
         return 0
 
     def _signalled(self, number: int, frame: object) -> None:
         self._signals += 1
+
+    def _stop_all(self) -> None:
         for child in self._children:
-            child.signal(signal.SIGTERM)
-        self._wake.set()
+            if child.process is not None and child.is_running:
+                child.process.send_signal(signal.SIGTERM)
 
     def _watch_files(self, directory: str) -> None:
         try:
@@ -208,8 +214,7 @@ class _Parent:
             return
         for changes in watch(Path(directory), watch_filter=PythonFilter()):
             log.info("%s changed: restarting", ", ".join(sorted(path for _, path in changes)))
-            for child in self._children:
-                child.signal(signal.SIGTERM)
+            self._has_changed = True
 
 
 if __name__ == "__main__":

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -16,6 +18,8 @@ from mq.errors import MqError
 from mq.worker_cli import load
 
 from tests.waiting import PATIENCE_S
+
+Command = Callable[..., Awaitable[asyncio.subprocess.Process]]
 
 APP = """
 import asyncio
@@ -43,7 +47,23 @@ def mails() -> str:
     return f"mails-{uuid4()}"
 
 
-async def command(tmp_path: Path, url: str, mails: str, *arguments: str) -> asyncio.subprocess.Process:
+@pytest.fixture
+async def command() -> AsyncIterator[Command]:
+    """Starts the command. None is left behind: its children end with it."""
+    started: list[asyncio.subprocess.Process] = []
+
+    async def start(*arguments: Any) -> asyncio.subprocess.Process:
+        started.append(await _started(*arguments))
+        return started[-1]
+
+    yield start
+    for process in started:
+        if process.returncode is None:
+            process.kill()
+            await process.communicate()
+
+
+async def _started(tmp_path: Path, url: str, mails: str, *arguments: str) -> asyncio.subprocess.Process:
     (tmp_path / "app.py").write_text(APP.replace("MAILS", mails))
     source = Path(mq.__file__).parents[1]
     return await asyncio.create_subprocess_exec(
@@ -64,7 +84,7 @@ def done(tmp_path: Path) -> list[list[int]]:
 
 
 async def test_processes_share_the_work_one_that_dies_is_started_again_and_sigterm_ends_all(
-    tmp_path: Path, mq_server: str, mails: str
+    command: Command, tmp_path: Path, mq_server: str, mails: str
 ) -> None:
     async with mq.connect(mq_server) as client:
         await client.topics.create(mails, 1)
@@ -91,7 +111,35 @@ async def test_processes_share_the_work_one_that_dies_is_started_again_and_sigte
         assert await client.group(mails).lag() == 0
 
 
-async def test_watch_restarts_the_workers_when_a_file_changes(tmp_path: Path, mq_server: str, mails: str) -> None:
+SIGNALLED_WHILE_IT_STARTS = """
+import os
+import signal
+import subprocess
+import sys
+from mq import worker_cli
+
+class Popen(subprocess.Popen):
+    def __init__(self, command, **options):
+        super().__init__([sys.executable, "-c", "import time; time.sleep(600)"], **options)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+subprocess.Popen = Popen
+sys.exit(worker_cli.main(["app:send_mail", "--processes", "2"]))
+"""
+
+
+def test_a_signal_that_comes_while_a_process_is_started_ends_that_one_too() -> None:
+    source = str(Path(mq.__file__).parents[1])
+    ended = subprocess.run(
+        [sys.executable, "-c", SIGNALLED_WHILE_IT_STARTS], env={**os.environ, "PYTHONPATH": source}, timeout=PATIENCE_S,
+        check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0
+
+
+async def test_watch_restarts_the_workers_when_a_file_changes(
+    command: Command, tmp_path: Path, mq_server: str, mails: str
+) -> None:
     async with mq.connect(mq_server) as client:
         await client.topics.create(mails, 1)
         process = await command(tmp_path, mq_server, mails, "--watch")
@@ -111,7 +159,9 @@ async def test_watch_restarts_the_workers_when_a_file_changes(tmp_path: Path, mq
         assert process.returncode == 0
 
 
-async def test_a_second_signal_gives_back_what_is_being_worked_on(tmp_path: Path, mq_server: str, mails: str) -> None:
+async def test_a_second_signal_gives_back_what_is_being_worked_on(
+    command: Command, tmp_path: Path, mq_server: str, mails: str
+) -> None:
     async with mq.connect(mq_server) as client:
         await client.topics.create(mails, 1)
         process = await command(tmp_path, mq_server, mails)
@@ -133,7 +183,7 @@ async def test_a_second_signal_gives_back_what_is_being_worked_on(tmp_path: Path
             await again.ack()
 
 
-async def test_while_it_waits_for_a_server_one_signal_ends_it(tmp_path: Path, mails: str) -> None:
+async def test_while_it_waits_for_a_server_one_signal_ends_it(command: Command, tmp_path: Path, mails: str) -> None:
     process = await command(tmp_path, "http://127.0.0.1:1", mails)
     assert process.stderr is not None
     async with asyncio.timeout(PATIENCE_S):
@@ -143,7 +193,9 @@ async def test_while_it_waits_for_a_server_one_signal_ends_it(tmp_path: Path, ma
     assert process.returncode == 0
 
 
-async def test_a_child_whose_parent_was_killed_stops_by_itself(tmp_path: Path, mq_server: str, mails: str) -> None:
+async def test_a_child_whose_parent_was_killed_stops_by_itself(
+    command: Command, tmp_path: Path, mq_server: str, mails: str
+) -> None:
     async with mq.connect(mq_server) as client:
         await client.topics.create(mails, 1)
         process = await command(tmp_path, mq_server, mails, "--child")

@@ -91,6 +91,13 @@ async def test_tokens_come_and_go_without_a_restart(tmp_path: Path) -> None:
             await until(is_out)
 
 
+def put_in_place(path: Path, text: str) -> None:
+    """Replace a file as a whole."""
+    beside = path.with_suffix(".new")
+    beside.write_text(text)
+    beside.replace(path)
+
+
 async def test_the_trail_says_which_tokens_and_rules_were_read_anew(tmp_path: Path) -> None:
     config = config_of(tmp_path)
     admin, admin_id = token_for(config, "root", "admin")
@@ -114,11 +121,11 @@ async def test_the_trail_says_which_tokens_and_rules_were_read_anew(tmp_path: Pa
         }  # fmt: skip
         change_tokens(config.auth.tokens_path, lambda tokens: tokens.__delitem__(id_))
         assert (await reloads(2))[1]["details"]["tokens_removed"] == [id_]  # type: ignore[index]
-        config.auth.acl_path.write_text("[[acl")
+        put_in_place(config.auth.acl_path, "[[acl")  # one that is just being written is empty, and no mistake
         failed = (await reloads(3))[2]
         assert (failed["outcome"], failed["principal"], failed["token_id"]) == ("failed", "server", None)
         assert str(config.auth.acl_path) in str(failed["error"])
-        config.auth.acl_path.write_text('[[acl]]\nprincipal = "*"\nallow = ["reader:topic:a"]\n')
+        put_in_place(config.auth.acl_path, '[[acl]]\nprincipal = "*"\nallow = ["reader:topic:a"]\n')
         assert (await reloads(4))[3]["details"] == {"rules_changed": True, "keys_changed": False}
         response = await client.put("/mq/v1/topics/orders", json={"partitions": 1})
         (made,) = (await (await client.get("/mq/v1/audit?action=topic.create")).json())["entries"]
