@@ -4,8 +4,9 @@
 One Apache Kafka and one node of mq, on one machine. The ways of a work are gone in turn, the order changing from round
 to round, after a round that does not count and tells how many records librdkafka takes in RUN_S:
 
-    in        batches to a partition in Kafka: prebuilt ones to mq over HTTP, librdkafka to Kafka's port of mq; beside
-              both the same to Kafka straight. Acknowledged by all replicas in sync (acks=all)
+    in        batches to a partition in Kafka: prebuilt ones to mq over HTTP, of 1,000 records and as large as those
+              that librdkafka makes, and librdkafka to Kafka's port of mq; beside them the same to Kafka straight.
+              Acknowledged by all replicas in sync (acks=all)
     out       what is there: over HTTP, by Kafka's port of mq, and from Kafka straight
     latency   single records at a steady rate, from POST to a WebSocket: of a partition in Kafka, and of one in the
               node's own store; beside both librdkafka on Kafka
@@ -50,8 +51,8 @@ FILLED = {100: 4_000_000, 1_000: 500_000}
 
 COUNT_MIN = 1_000
 SECONDS_MIN = 0.3
-HTTP, PORT = "mq, HTTP", "mq, librdkafka"
-RAW, STRAIGHT = "Kafka, prebuilt bytes", "Kafka, librdkafka"
+HTTP, LARGE, PORT = "mq, HTTP", "mq, HTTP, 1 MB batches", "mq, librdkafka"
+RAW, RAW_LARGE, STRAIGHT = "Kafka, prebuilt bytes", "Kafka, prebuilt bytes, 1 MB batches", "Kafka, librdkafka"
 THROUGH, EMBEDDED = "mq, in Kafka", "mq, in its store"
 
 Prepare = Callable[[Subjects, str], None]
@@ -96,12 +97,15 @@ class Options(NamedTuple):
 
 def _in(size_bytes: int, goal: Goal) -> Work:
     moved, straight = (works.make_moved, works.drop_moved), (works.make_straight, works.drop_straight)
-    ways = (
+    ways: tuple[Way, ...] = (
         Way(HTTP, works.raw_in(size_bytes), *moved, goal),
         Way(PORT, works.client_in(size_bytes), *moved, goal),
         Way(RAW, works.raw_in_straight(size_bytes), *straight),
         Way(STRAIGHT, works.client_in(size_bytes, is_straight=True), *straight),
     )
+    if (most := works.large_batch_records(size_bytes)) > works.BATCH_RECORDS:
+        large = Way(LARGE, works.raw_in(size_bytes, most), *moved, goal)
+        ways = (large, Way(RAW_LARGE, works.raw_in_straight(size_bytes, most), *straight), *ways)
     return Work("in", (f"records of {SIZES[size_bytes]} in",), "records/s", ways, size_bytes)
 
 
@@ -298,8 +302,10 @@ def as_markdown(parts: Mapping[str, Part]) -> str:
         "one node and one node of mq share this machine with the client: a record that goes through mq is handled by",
         "both servers. *mq, HTTP*: prebuilt RecordBatches of 1,000 records, the same bytes again and again, by"
         f" {works.CONNECTIONS}",
-        f"connections; read by one connection, {works.FETCH_BYTES >> 20} MiB an answer. *mq, librdkafka*:"
-        " `rdkafka_performance` with Kafka's port of mq.",
+        f"connections; read by one connection, {works.FETCH_BYTES >> 20} MiB an answer. *1 MB batches*: the same with"
+        " batches as large as librdkafka's",
+        f"own, {works.large_batch_records(100):,} records of 100 B; records of 1 KB have no such row, 1,000 of them are"
+        " 1 MB. *mq, librdkafka*: `rdkafka_performance` with Kafka's port of mq.",
         "*Kafka, librdkafka*: the same program and settings with Kafka. *Kafka, prebuilt bytes*: what *mq, HTTP*",
         "sends, by Kafka's protocol. All are acknowledged by all replicas in sync (acks=all), one here, which Kafka",
         "does not sync to its disk; one partition. Topics that are written straight have Kafka's own settings, those",

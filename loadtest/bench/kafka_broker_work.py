@@ -1,6 +1,6 @@
 """What is done with partitions of mq that lie in Kafka, and with the same Kafka straight; see kafka_broker.py.
 
-Batches of `raw` works are made once, BATCH_RECORDS records each, so a client's cost is per batch.
+Batches of `raw` works are made once, of BATCH_RECORDS records or of LARGE_BATCH_BYTES, so a client's cost is per batch.
 """
 
 from __future__ import annotations
@@ -34,6 +34,10 @@ from store.record_batch import encode_columns
 
 BROKER = "kafka1"
 BATCH_RECORDS = 1_000
+LARGE_BATCH_BYTES, FRAMING_BYTES = 1_000_000, 10
+"""What librdkafka puts into a batch where records come fast (its `batch.size`); and what a record has beside its
+value, at most."""
+
 ANSWER_TIMEOUT_S, ARRIVAL_TIMEOUT_S = 60.0, 60.0
 """How long a slow machine may take for what it is asked; and for records that were sent, which is part of the times
 that are measured."""
@@ -139,14 +143,19 @@ def _place(endpoint: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def _sent(url: str, topic: str, size_bytes: int) -> bytes:
+def large_batch_records(size_bytes: int) -> int:
+    """Of records with values of that size, so many are LARGE_BATCH_BYTES."""
+    return LARGE_BATCH_BYTES // (size_bytes + FRAMING_BYTES)
+
+
+def _sent(url: str, topic: str, size_bytes: int, records: int = BATCH_RECORDS) -> bytes:
     headers = {"Content-Type": BATCH_TYPE}
-    return Request("POST", f"/topics/{topic}/partitions/0", headers, _batch(size_bytes)).encode(url)
+    return Request("POST", f"/topics/{topic}/partitions/0", headers, _batch(size_bytes, records)).encode(url)
 
 
-def _batch(size_bytes: int) -> bytes:
+def _batch(size_bytes: int, records: int) -> bytes:
     """Now is its time: Kafka refuses, or soon expires, what looks old."""
-    return bytes(encode_columns(None, [bytes(size_bytes)] * BATCH_RECORDS, time.time_ns() // 1_000_000))
+    return bytes(encode_columns(None, [bytes(size_bytes)] * records, time.time_ns() // 1_000_000))
 
 
 def fill(at: Subjects, topic: str, size_bytes: int, count: int) -> int:
@@ -185,23 +194,23 @@ def _ran(run: Awaitable[Numbers]) -> Done:
     return Done((numbers["records_per_s"],), numbers["records"])
 
 
-def raw_in(size_bytes: int) -> Run:
-    """Prebuilt batches to mq over HTTP."""
+def raw_in(size_bytes: int, records: int = BATCH_RECORDS) -> Run:
+    """Prebuilt batches of so many records to mq over HTTP."""
 
     def run(at: Subjects, topic: str, _: int, seconds: float) -> Done:
-        request, whole = _sent(at.url, topic, size_bytes), replay.http_answer
-        sending = partial(replay.replay, request=request, whole=whole, records=BATCH_RECORDS, connections=CONNECTIONS)
+        request, whole = _sent(at.url, topic, size_bytes, records), replay.http_answer
+        sending = partial(replay.replay, request=request, whole=whole, records=records, connections=CONNECTIONS)
         return _ran(sending(*_place(urlsplit(at.url).netloc), duration_s=seconds, warm_s=0.0))
 
     return run
 
 
-def raw_in_straight(size_bytes: int) -> Run:
+def raw_in_straight(size_bytes: int, records: int = BATCH_RECORDS) -> Run:
     """The same batches to Kafka."""
 
     def run(at: Subjects, topic: str, _: int, seconds: float) -> Done:
-        request, whole = kafka_protocol.produce(topic, _batch(size_bytes)), kafka_protocol.produced_bytes
-        sending = partial(replay.replay, request=request, whole=whole, records=BATCH_RECORDS, connections=CONNECTIONS)
+        request, whole = kafka_protocol.produce(topic, _batch(size_bytes, records)), kafka_protocol.produced_bytes
+        sending = partial(replay.replay, request=request, whole=whole, records=records, connections=CONNECTIONS)
         return _ran(sending(*_place(at.kafka), duration_s=seconds, warm_s=0.0))
 
     return run

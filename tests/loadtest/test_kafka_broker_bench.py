@@ -50,7 +50,7 @@ def test_it_goes_all_ways_and_writes_what_it_found(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(sys, "argv", ["kafka_broker", *small])
     kafka_broker.main()
     parts = orjson.loads((tmp_path / "out" / "kafka-broker.json").read_bytes())["parts"]
-    assert [len(part["rows"]) for part in parts.values()] == [8, 8, 12]
+    assert [len(part["rows"]) for part in parts.values()] == [10, 8, 12]
     for row in (row for part in parts.values() for row in part["rows"]):
         assert median(row["values"]) > 0, row
         assert row["unit"] != "ms" or median(row["values"]) < 60_000, row
@@ -58,4 +58,5 @@ def test_it_goes_all_ways_and_writes_what_it_found(tmp_path: Path, monkeypatch: 
         assert cpu_s["mq"] > 0 or row["way"] != "mq, HTTP", row
     page = (tmp_path / "out" / "kafka-broker.md").read_text()
     assert page.count("| mq, HTTP |") == 4
+    assert page.count("1 MB batches |") == 2
     assert list(tmp_path.glob("mq-bench-*")) == []

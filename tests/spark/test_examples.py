@@ -61,6 +61,7 @@ def test_a_batch_report(spark: SparkSession, mq: Server, flights: None, tmp_path
     assert found == [(carrier, 30, 14.5) for carrier in ("B6", "DL", "UA")]
 
 
+@pytest.mark.matrix
 def test_a_streaming_aggregation(spark: SparkSession, mq: Server, flights: None, tmp_path: Path) -> None:
     """All but what the watermark holds back, which is less than 10 minutes old in the data."""
     more = 1_767_225_600_000 + 3_600_000
@@ -71,9 +72,9 @@ def test_a_streaming_aggregation(spark: SparkSession, mq: Server, flights: None,
     assert sorted(row["count"] for row in rows) == [30, 60]
 
 
-@pytest.mark.parametrize("runs", [1, pytest.param(2, marks=pytest.mark.matrix)])
-def test_enrich_and_write_back(spark: SparkSession, mq: Server, flights: None, tmp_path: Path, runs: int) -> None:
-    for _ in range(runs):
+@pytest.mark.matrix
+def test_enrich_and_write_back(spark: SparkSession, mq: Server, flights: None, tmp_path: Path) -> None:
+    for _ in range(2):
         run("Enrich and write back", spark, mq, tmp_path)
         rows = load(spark, mq.url, subscribe="named-flights").collect()
         assert len(rows) == 60
