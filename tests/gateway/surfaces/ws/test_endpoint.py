@@ -363,14 +363,14 @@ async def test_who_answers_pings_stays(start: Start) -> None:
 
 async def test_pings_that_we_do_not_read_are_not_missed(start: Start) -> None:
     """While a socket waits for the disk nobody reads its pongs: it is alive nevertheless."""
-    server = await start(ws_ping_ms=10)
+    server = await start(ws_ping_ms=200)
     server.broker.hold = asyncio.Event()
     async with websockets.connect(server.url, ping_interval=None) as socket:
         produce = {"op": "produce", "topic": "orders", "records": [{"value": "x" * 3_000_000}] * 3}
         for number in (1, 2):  # together more than may be unanswered
             await socket.send(orjson.dumps({"id": number, **produce}).decode())
         await until(lambda: server.broker.append_count)
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.8)
         server.broker.hold.set()
         assert [orjson.loads(await socket.recv())["id"] for _ in range(2)] == [1, 2]
 
