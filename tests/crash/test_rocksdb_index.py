@@ -36,10 +36,10 @@ def test_kill_9_between_any_two_calls_leaves_an_index_that_agrees_with_the_log(t
     root = tmp_path / "data"
     kills = 0
     for cycle in range(cycles(12)):
-        arguments = ["--first-sequence", str(promises.next_sequence), "--seed", str(cycle), "--batches", "60"]
+        arguments = ["--first-sequence", str(promises.next_sequence), "--seed", str(cycle), "--batches", "150"]
         call = rng.choice(CALLS)
         strace = ["strace", "-f", "-qqq", "-o", "/dev/null", "-e", f"trace={call}"]
-        strace += ["-e", f"inject={call}:signal=KILL:when={int(2 ** rng.uniform(0, 6))}"]
+        strace += ["-e", f"inject={call}:signal=KILL:when={int(2 ** rng.uniform(0, 7))}"]
         with Driver(root, promises.note, *ROCKSDB, *arguments, under=strace) as driver:
             kills += "done" not in driver.drain()
         if root.exists() and (root / "commitlog").exists():

@@ -184,16 +184,16 @@ class _Parent:
             threading.Thread(target=self._watch_files, args=(self._watch,), daemon=True).start()
         passed_on = 0
         while passed_on == 0 or any(child.is_running for child in self._children):
-            if passed_on == 0:
-                now_s = time.monotonic()
-                for child in self._children:
-                    child.look(now_s)
             if passed_on < self._signals:
                 passed_on += 1
                 self._stop_all()
-            elif self._has_changed:
-                self._has_changed = False
-                self._stop_all()
+            elif passed_on == 0:  # a change while they end is no second signal
+                now_s = time.monotonic()
+                for child in self._children:
+                    child.look(now_s)
+                if self._has_changed:
+                    self._has_changed = False
+                    self._stop_all()
             time.sleep(LOOK_S)
         return 0
 

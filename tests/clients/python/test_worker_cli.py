@@ -14,6 +14,7 @@ from uuid import uuid4
 
 import mq
 import pytest
+from mq import worker_cli
 from mq.errors import MqError
 from mq.worker_cli import load
 
@@ -135,6 +136,35 @@ def test_a_signal_that_comes_while_a_process_is_started_ends_that_one_too() -> N
         check=False,
     )  # fmt: skip
     assert ended.returncode == 0
+
+
+def test_a_file_that_changes_while_processes_end_is_no_second_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a second one a process gives back what it works on."""
+    parent = worker_cli._Parent(worker_cli._parser().parse_args(["app:send_mail", "--processes", "1"]))
+    got: list[int] = []
+
+    class Child:
+        """Ends two looks after its first signal."""
+
+        looks_left = 3
+        process = property(lambda self: self)
+
+        @property
+        def is_running(self) -> bool:
+            if got:
+                parent._has_changed = True
+                self.looks_left -= 1
+            return self.looks_left > 0
+
+        def send_signal(self, number: int) -> None:
+            got.append(number)
+
+    monkeypatch.setattr(signal, "signal", lambda number, handler: None)
+    monkeypatch.setattr(worker_cli, "LOOK_S", 0)
+    parent._children = [Child()]  # type: ignore[list-item]
+    parent._signalled(signal.SIGTERM, None)
+    assert parent.run() == 0
+    assert got == [signal.SIGTERM]
 
 
 async def test_watch_restarts_the_workers_when_a_file_changes(

@@ -53,7 +53,7 @@ from tests.simdb import simulated_database
 from tests.simdisk import PowerCut, SimDisk
 from tests.store.kit import SMALL, abandon
 
-RUNS = int(os.environ.get("MQ_GROUP_RUNS", "40"))
+RUNS = int(os.environ.get("MQ_GROUP_RUNS", "60"))
 OPERATIONS = 50
 PARTITIONS = 3
 NOTHING = -1

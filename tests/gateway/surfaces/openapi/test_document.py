@@ -47,8 +47,9 @@ def operations_of(openapi: dict[str, Any]) -> Iterator[tuple[str, str, dict[str,
                 yield method.upper(), path, operation
 
 
-def test_it_is_openapi() -> None:
-    validate(document())
+@pytest.mark.parametrize("asks_who", [True, False])
+def test_it_is_openapi(asks_who: bool) -> None:
+    validate(document(asks_who=asks_who))
 
 
 def test_every_route_is_in_it_and_nothing_else() -> None:
