@@ -4,9 +4,9 @@
 One Apache Kafka and one node of mq, on one machine. The ways of a work are gone in turn, the order changing from round
 to round, after a round that does not count and tells how many records librdkafka takes in RUN_S:
 
-    in        batches to a partition in Kafka: prebuilt ones to mq over HTTP, of 1,000 records and as large as those
-              that librdkafka makes, and librdkafka to Kafka's port of mq; beside them the same to Kafka straight.
-              Acknowledged by all replicas in sync (acks=all)
+    in        batches to a partition in Kafka: prebuilt ones to mq over HTTP, of 1,000 records and of as many
+              bytes as librdkafka's largest, and librdkafka to Kafka's port of mq; beside them the same to Kafka
+              straight. Acknowledged by all replicas in sync (acks=all)
     out       what is there: over HTTP, by Kafka's port of mq, and from Kafka straight
     latency   single records at a steady rate, from POST to a WebSocket: of a partition in Kafka, and of one in the
               node's own store; beside both librdkafka on Kafka
@@ -303,9 +303,9 @@ def as_markdown(parts: Mapping[str, Part]) -> str:
         "both servers. *mq, HTTP*: prebuilt RecordBatches of 1,000 records, the same bytes again and again, by"
         f" {works.CONNECTIONS}",
         f"connections; read by one connection, {works.FETCH_BYTES >> 20} MiB an answer. *1 MB batches*: the same with"
-        " batches as large as librdkafka's",
-        f"own, {works.large_batch_records(100):,} records of 100 B; records of 1 KB have no such row, 1,000 of them are"
-        " 1 MB. *mq, librdkafka*: `rdkafka_performance` with Kafka's port of mq.",
+        " as many bytes a batch as librdkafka's largest",
+        f"(its `batch.size`), {works.large_batch_records(100):,} records of 100 B; of 1 KB, 1,000 records are as large."
+        " *mq, librdkafka*: `rdkafka_performance` with Kafka's port of mq.",
         "*Kafka, librdkafka*: the same program and settings with Kafka. *Kafka, prebuilt bytes*: what *mq, HTTP*",
         "sends, by Kafka's protocol. All are acknowledged by all replicas in sync (acks=all), one here, which Kafka",
         "does not sync to its disk; one partition. Topics that are written straight have Kafka's own settings, those",

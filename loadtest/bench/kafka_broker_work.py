@@ -34,9 +34,9 @@ from store.record_batch import encode_columns
 
 BROKER = "kafka1"
 BATCH_RECORDS = 1_000
-LARGE_BATCH_BYTES, FRAMING_BYTES = 1_000_000, 10
-"""What librdkafka puts into a batch where records come fast (its `batch.size`); and what a record has beside its
-value, at most."""
+LARGE_BATCH_BYTES, FRAMING_BYTES = 1_000_000, 11
+"""What librdkafka puts into a batch at most, as it is by default (`batch.size`); and what a record of 100 B has beside
+its value, at most."""
 
 ANSWER_TIMEOUT_S, ARRIVAL_TIMEOUT_S = 60.0, 60.0
 """How long a slow machine may take for what it is asked; and for records that were sent, which is part of the times
@@ -144,7 +144,7 @@ def _place(endpoint: str) -> tuple[str, int]:
 
 
 def large_batch_records(size_bytes: int) -> int:
-    """Of records with values of that size, so many are LARGE_BATCH_BYTES."""
+    """Of records with values of that size, so many are LARGE_BATCH_BYTES, and no more."""
     return LARGE_BATCH_BYTES // (size_bytes + FRAMING_BYTES)
 
 
