@@ -2,8 +2,9 @@
 own, without its rule of positions. So a batch that is sent again is stored once, as long as Kafka knows the producer;
 and a caller who is told that the outcome is unknown, and sends again, may have it stored twice.
 
-When Kafka does not know the producer any more, or has not answered for too long, this writer is over, and the next send
-begins another one.
+When Kafka has not answered for so long that nobody waits for what was sent, what comes after it goes by another
+producer: this one's numbers go on behind what may not be stored. When Kafka does not know the producer any more, this
+writer is over, and the next send begins another one.
 """
 
 from __future__ import annotations
@@ -63,22 +64,24 @@ class AttachedWriter(Writer):
             on_stored=on_stored, on_doubt=on_over, on_freed=on_freed,
         )  # fmt: skip
         self._tenure = _AnyPlace(0)
-        self._sequence = 0
         self._shared = kafka
 
-    async def _send_all(self) -> None:
+    async def _send_some(self) -> bool:
         if self._producer_id < 0:
             try:
-                self._producer_id = await self._shared.new_producer()
+                self._producer_id, self._sequence = await self._shared.new_producer(), 0
             except Unreached as error:
                 self._end(BrokerUnreachable(f"topic {self._topic}: {error}"))
+                return False
             except Refused as error:
                 self._end(self._refusal(error.code))
-        await super()._send_all()
+                return False
+        return await super()._send_some()
 
     async def _pause(self, pause_s: float) -> None:
         if self._sent and all(call.done.done() for call in self._sent):
-            self._tenure.is_in_doubt = True  # nobody waits for it any more
+            self._lose_sent()
+            self._producer_id = -1
             return
         try:
             async with asyncio.timeout(LOOK_S):

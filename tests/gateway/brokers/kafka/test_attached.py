@@ -21,6 +21,7 @@ from gateway.brokers.kafka.codes import (
     TOPIC_AUTHORIZATION,
     UNKNOWN_TOPIC,
 )
+from gateway.brokers.kafka.port import Unreached
 from store import record_batch
 from store.errors import BrokerLacks, BrokerRefuses, Corrupt, NoLightQueues, Overloaded, RecordTooLarge, UnknownQueue
 from store.light_names import LightNames
@@ -431,6 +432,8 @@ async def test_a_cluster_that_is_away_is_said_and_sends_wait_for_it(
         await world.broker.read(QUEUE, 0, max_bytes=1)
     with pytest.raises(AnswerLost):
         await send(world, b"b")
+    for _ in range(50):  # while it is away nobody sends it again
+        await asyncio.sleep(0)
     world.kafka.is_away = False
     assert (await send(world, b"c")).base_offset == 1
     monkeypatch.setattr(writing, "GIVE_UP_S", 10.0)
@@ -439,6 +442,42 @@ async def test_a_cluster_that_is_away_is_said_and_sends_wait_for_it(
     await asyncio.sleep(0.02)
     world.kafka.is_away = False
     assert (await sending).base_offset == 2
+
+
+async def test_behind_what_nobody_waits_for_any_more_sends_go_on_by_another_producer(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looking, go_on = asyncio.Event(), asyncio.Event()
+
+    async def looked(_: str) -> int:
+        looking.set()
+        await go_on.wait()
+        raise Unreached("away")
+
+    async def producer() -> int:
+        while world.kafka.is_away:  # noqa: ASYNC110 - the fake has no event for it
+            await asyncio.sleep(0)
+        return await own()
+
+    own = world.kafka.new_producer
+    monkeypatch.setattr(world.kafka, "new_producer", producer)
+    monkeypatch.setattr(world.kafka, "partition_count", looked)
+    await send(world, b"a")
+    world.kafka.is_away = True
+    monkeypatch.setattr(writing, "GIVE_UP_S", 0.05)
+    lost = world.broker.begin_append([append_of(b"b")], acks=Acks.FLUSHED)
+    await asyncio.gather(looking.wait(), asyncio.wait([lost]))
+    monkeypatch.setattr(writing, "GIVE_UP_S", 10.0)
+    sending = asyncio.create_task(send(world, b"c"))
+    await asyncio.sleep(0)
+    go_on.set()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    world.kafka.is_away = False
+    assert (await sending).base_offset == 1
+    assert isinstance(lost.exception(), AnswerLost)
+    assert [value for _, value in await world.read_all()] == [b"a", b"c"]
+    assert len(world.log.producers) == 2
 
 
 async def test_bytes_that_wait_are_bounded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
