@@ -525,19 +525,16 @@ def numbered(batch: Buffer, producer_id: int, epoch: int, first: int) -> bytes:
     return b"".join((numbered_head(batch, producer_id, epoch, first), memoryview(batch)[HEADER_BYTES:]))
 
 
-def undated(batch: Buffer) -> bytearray:
-    """A copy of the batch whose records have their own times again, not that of its append (LogAppendTime), if its CRC
-    holds. Raises MalformedBatch."""
-    made = bytearray(batch)
-    _check_crc(made)
-    (attributes,) = _ATTRIBUTES.unpack_from(made, _CRC_FROM)
+def undate(batch: memoryview) -> None:
+    """Give the records of a batch their own times again, not that of its append (LogAppendTime), if its CRC holds: its
+    head is changed where it is. Raises MalformedBatch."""
+    _check_crc(batch)
+    (attributes,) = _ATTRIBUTES.unpack_from(batch, _CRC_FROM)
     if attributes & _LOG_APPEND_TIME:
-        head = made[:HEADER_BYTES]
+        head = bytearray(batch[:HEADER_BYTES])
         _ATTRIBUTES.pack_into(head, _CRC_FROM, attributes & ~_LOG_APPEND_TIME)
-        with memoryview(made) as view:
-            _CRC.pack_into(head, _CRC_AT, _crc_of_head(view, head))
-        made[:HEADER_BYTES] = head
-    return made
+        _CRC.pack_into(head, _CRC_AT, _crc_of_head(batch, head))
+        batch[:HEADER_BYTES] = head
 
 
 def plainly_sent(batch: Buffer) -> bytearray:
@@ -596,8 +593,9 @@ def mark_of(batch: Buffer, name: bytes) -> bytes | None:
     return found
 
 
-def unmarked(batch: bytearray, name: bytes) -> bytearray:
-    """The batch without the header that `marked` gave its first record, not compressed; as it is when it has none."""
+def unmarked(batch: Buffer, name: bytes) -> Buffer:
+    """A copy of the batch without the header that `marked` gave its first record, not compressed; the batch itself when
+    it has none."""
     if not is_marked(batch, name):
         return batch
     plain = _inflate(batch) if is_compressed(batch) else batch

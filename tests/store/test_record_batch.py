@@ -644,7 +644,8 @@ def test_the_checksum_of_a_changed_head_is_that_of_the_whole_batch(records_bytes
     assert record_batch.check(numbered).record_count == 1
     record_batch._ATTRIBUTES.pack_into(batch, record_batch._CRC_FROM, record_batch._LOG_APPEND_TIME)
     record_batch._seal(batch)
-    undated = record_batch.undated(batch)
+    undated = bytearray(batch)
+    record_batch.undate(memoryview(undated))
     assert record_batch.check(undated).record_count == 1
     assert undated[record_batch._CRC_FROM : record_batch._CRC_FROM + 2] == bytes(2)
     assert undated[HEADER_BYTES:] == batch[HEADER_BYTES:]

@@ -19,6 +19,7 @@ from gateway.brokers.kafka.codes import NONE, OF_THE_MOMENT, REFUSALS
 from gateway.brokers.kafka.links import EARLIEST, LATEST, Links
 from gateway.brokers.kafka.port import Kafka, Refused, Unreached
 from store.errors import BrokerRefuses
+from store.types import Buffer
 
 READ_COMMITTED = 1
 OF_GROUPS = 0
@@ -31,7 +32,7 @@ class Committed(NamedTuple):
     """Batches behind each other, the last perhaps cut short; the first offset that the log has, and the last stable
     one; the producer and the first offset of each transaction in it that was aborted."""
 
-    batches: bytes
+    batches: Buffer
     start: int
     end: int
     aborted: Sequence[tuple[int, int]]
@@ -109,9 +110,8 @@ class SharedLinks(Links):
 
     async def fetch_committed(self, topic: str, partition: int, offset: int, *, max_bytes: int) -> Committed:
         """See `SharedKafka`."""
-        request = FetchRequest(0, 0, max_bytes, READ_COMMITTED, [(topic, [(partition, offset, max_bytes)])])
-        _, _, _, end, start, aborted, *_, batches = await self._of_leader(topic, partition, request)
-        return Committed(bytes(batches or b""), start, end, [tuple(one) for one in aborted or ()])
+        row = await self._fetch(topic, partition, offset, max_bytes, 0, READ_COMMITTED)
+        return Committed(row.batches, row.start, row.stable, row.aborted)
 
     async def starts(self, topic: str, partitions: Sequence[int]) -> Mapping[int, int]:
         """See `SharedKafka`."""

@@ -24,6 +24,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from struct import error as StructError
 from typing import Protocol
 
@@ -31,6 +32,7 @@ from gateway.brokers.base import AnswerLost, BrokerUnreachable, all_stored
 from gateway.brokers.kafka.codes import OFFSET_OUT_OF_RANGE, Stored, Verdict, judge
 from gateway.brokers.kafka.fencing import Batch, own_end
 from gateway.brokers.kafka.port import Fetched, Kafka, Refused, TopicDiffers, TopicPlan, Unreached
+from gateway.brokers.kafka.read_ahead import ReadAhead, Want
 from gateway.brokers.kafka.repeats import MARK, Repeats, decode_opening, encode_opening
 from gateway.brokers.kafka.writer import FENCE_HEADER, FENCES, GIVE_UP_S, PAUSE_S, SEQUENCES, Writer, fence_batch
 from store import record_batch
@@ -174,6 +176,7 @@ class KafkaBroker:
         self._watching: dict[int, dict[object, Callable[[Mapping[QueueKey, int]], None]]] = {}
         self._starts: dict[tuple[str, int], tuple[int, float]] = {}  # and until when it is believed
         self._waiting_bytes = 0
+        self._ahead = ReadAhead()
         self._leaving: set[asyncio.Task[None]] = set()
 
     @property
@@ -197,6 +200,7 @@ class KafkaBroker:
 
     async def close(self) -> None:
         """Serve nothing any more, and leave the cluster."""
+        self._ahead.close()
         for writer in self._writers.values():
             await writer.close()
         await self._kafka.close()
@@ -398,7 +402,8 @@ class KafkaBroker:
         """The value of the record of the server's own that lies at an offset. Raises BrokerUnreachable, Corrupt."""
         fetched = await self._fetched(place, offset, 1)
         batch = next(record_batch.whole_batches(fetched.batches))
-        [record] = record_batch.decode(record_batch.undated(batch))
+        record_batch.undate(batch)
+        [record] = record_batch.decode(batch)
         if record.offset != offset:
             where = f"topic {place.topic}, partition {place.partition} of {self._name}"
             raise Corrupt(where, offset, "no record of the server's own")
@@ -544,7 +549,8 @@ class KafkaBroker:
             return ReadResult(status, [], low, high, min(offset, high))
         entries: list[Entry] = []
         size = 0
-        fetched = await self._fetched(place, offset, max_bytes)
+        want = Want(queue, offset, max_bytes)
+        fetched = await self._ahead.fetched(want, partial(self._fetched, place, offset, max_bytes))
         topic = self._topic_of(queue.topic_id).name
         for batch in record_batch.whole_batches(fetched.batches):
             base_offset, next_offset = record_batch.offsets_of(batch)
@@ -560,7 +566,10 @@ class KafkaBroker:
             raise Corrupt(
                 f"topic {place.topic}, partition {place.partition} of {self._name}", offset, "not the tenure's"
             )
-        return ReadResult(ReadStatus.FOUND, entries, low, high, entries[-1].next_offset)
+        next_offset = entries[-1].next_offset
+        follow = partial(self._fetched, place, next_offset, max_bytes) if next_offset < end else None
+        self._ahead.has_read(want, next_offset, follow)
+        return ReadResult(ReadStatus.FOUND, entries, low, high, next_offset)
 
     async def _fetched(self, place: Place, offset: int, max_bytes: int) -> Fetched:
         """Batches from an offset on that is within the log. Raises BrokerUnreachable, Corrupt."""
@@ -756,12 +765,14 @@ def _is_fence(batch: memoryview) -> bool:
 
 
 def _entry(queue: QueueKey, topic: str, batch: memoryview) -> Entry:
+    """A batch as it was sent, in the same memory if that is all the same but for its head. Raises Corrupt."""
     base_offset, next_offset = record_batch.offsets_of(batch)
     try:
-        whole = record_batch.undated(batch)
-        blocks = record_batch.mark_of(whole, MARK)
+        store_time_ms = record_batch.max_timestamp_ms(batch)
+        record_batch.undate(batch)
+        blocks = record_batch.mark_of(batch, MARK)
         identity = decode_identity(blocks, next_offset - base_offset) if blocks else None
-        whole = record_batch.unmarked(whole, MARK)
+        whole = batch if blocks is None else record_batch.unmarked(batch, MARK)
     except (MalformedBatch, RecordTooLarge, IndexError, KeyError, StructError) as error:
         raise Corrupt(f"a batch of topic {topic} that Kafka has", base_offset, str(error)) from error
     return Entry(
@@ -771,7 +782,7 @@ def _entry(queue: QueueKey, topic: str, batch: memoryview) -> Entry:
         topic=topic,
         base_offset=base_offset,
         record_count=next_offset - base_offset,
-        store_time_ms=record_batch.max_timestamp_ms(batch),
+        store_time_ms=store_time_ms,
         json_values=False,
         batch=memoryview(whole),
         identity=identity,

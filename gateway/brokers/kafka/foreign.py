@@ -25,6 +25,7 @@ from store import record_batch
 from store.errors import BrokerLacks, Corrupt, MalformedBatch, RecordTooLarge, StoreError
 from store.limits import BATCH_BYTES_MAX, BATCH_RECORDS_MAX, KiB, MiB
 from store.record_batch import DecodedRecord, Record
+from store.types import Buffer
 
 FOREIGN_BYTES_MAX = 64 * MiB
 """What a compressed batch of others may unpack to."""
@@ -57,7 +58,7 @@ class Opened(NamedTuple):
 
 
 def opened(
-    body: bytes, offset: int, aborted: Sequence[tuple[int, int]], *, where: str, bytes_max: int = SHOWN_BYTES_MAX
+    body: Buffer, offset: int, aborted: Sequence[tuple[int, int]], *, where: str, bytes_max: int = SHOWN_BYTES_MAX
 ) -> Opened:
     """What is to be shown of batches laid end to end, the last of which may be cut short, fetched from an offset on: up
     to `bytes_max`, at least one batch. `aborted`: the producer and the first offset of each transaction there that was
@@ -84,7 +85,7 @@ def opened(
     return Opened(shown, next_offset)
 
 
-def is_quick(body: bytes) -> bool:
+def is_quick(body: Buffer) -> bool:
     """Whether to open batches laid end to end takes a moment only."""
     try:
         return len(body) <= IN_LOOP_BYTES and not any(map(record_batch.is_compressed, _batches(body, "")))
@@ -92,7 +93,7 @@ def is_quick(body: bytes) -> bool:
         return True
 
 
-def _batches(body: bytes, where: str) -> Iterator[memoryview]:
+def _batches(body: Buffer, where: str) -> Iterator[memoryview]:
     """The whole batches. Raises BrokerLacks for the message formats of old."""
     at = 0
     while at + _MAGIC_AT < len(body):

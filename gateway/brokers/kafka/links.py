@@ -1,5 +1,5 @@
-"""Connections to a Kafka cluster: aiokafka's, with its metadata, SASL and TLS; the messages are sent as they are made
-here, whole batches in them.
+"""Connections to a Kafka cluster: aiokafka's, with its metadata, SASL and TLS. Messages with batches are sent as they
+are made here, and answers with batches read to where they stay (answers.py).
 
 Appends and reads have connections of their own: a broker answers those of one connection in order, and a fetch that
 waits would hold them up. Nothing is connected until it is needed, and a cluster that is away is asked anew each time.
@@ -13,11 +13,10 @@ import logging
 import socket
 import ssl
 import struct
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from io import BytesIO
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic, RecordsToDelete
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
@@ -38,6 +37,7 @@ from aiokafka.protocol.produce import ProduceRequest
 from aiokafka.protocol.transaction import InitProducerIdRequest
 from aiokafka.structs import TopicPartition
 
+from gateway.brokers.kafka.answers import connected
 from gateway.brokers.kafka.codes import (
     COORDINATOR_LOADING,
     LEADER_NOT_AVAILABLE,
@@ -73,6 +73,10 @@ PRODUCE_VERSIONS = (3, 7)
 """Of requests to append: from the first one with batches to the last one of which answers end where these do. What is
 read of answers is in all of them."""
 
+FETCH_VERSIONS = (5, 11)
+"""Of requests for batches: from the first one whose answers say where a log begins to the last one before their fields
+have tags. Kafka 2.1 and newer know one that may have batches packed by zstd."""
+
 TRIES = 20
 PAUSE_S = 0.1
 ACKS_ALL = -1
@@ -95,6 +99,8 @@ FINAL = (ssl.SSLError, SaslAuthenticationFailed, UnsupportedSaslMechanismError, 
 """Errors that another try does not change: of a wrong password, certificate, mechanism or protocol."""
 
 T = TypeVar("T")
+Row = TypeVar("Row", bound=Sequence[Any])
+"""Of an answer, about one partition: its number, an error, and more."""
 
 _I32 = struct.Struct(">i")
 _HEAD = struct.Struct(">ihhi")  # size of what follows, API, version, correlation id
@@ -103,6 +109,10 @@ _BODY = struct.Struct(">hhiih")  # transactional id (none), acks, timeout, count
 _PLACE = struct.Struct(">ii")  # count of partitions, number
 _ANSWERED = struct.Struct(">ih")  # count of topics, length of the name
 _ROW = struct.Struct(">hqq")  # error, base offset, time of the append
+_ANSWER = struct.Struct(">hi")  # error, session
+_FETCHED = struct.Struct(">ihqqq")  # partition, error, end, last stable offset, start
+_ABORTED = struct.Struct(">qq")  # producer, first offset
+_SESSION_FROM, _REPLICA_FROM = 7, 11
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,11 +265,11 @@ class Links:
         try:
             client = await self._client("appends")
             node = await self._leader(client, topic, partition)
-            if node is None or not await client.ready(node):
+            if node is None or (connection := await connected(client, node)) is None:
                 await self._refreshed(client)
                 return None
-            _watch_over(client, node)
-            return _Lane(self, client, client._conns[node, ConnectionGroup.DEFAULT], topic, partition)
+            _watch_over(connection)
+            return _Lane(self, client, connection, topic, partition)
         except Unreached as error:
             log.warning("Kafka cannot be reached error=%s", error)
             return None
@@ -285,10 +295,18 @@ class Links:
 
     async def fetch(self, topic: str, partition: int, offset: int, *, max_bytes: int, wait_ms: int) -> Fetched:
         """See `Kafka.fetch`."""
-        request = FetchRequest(wait_ms, 1, max_bytes, READ_UNCOMMITTED, [(topic, [(partition, offset, max_bytes)])])
-        row = await self._of_leader(topic, partition, request)
-        _, _, end, _, start, _, *_, batches = row
-        return Fetched(bytes(batches or b""), start, end)
+        row = await self._fetch(topic, partition, offset, max_bytes, wait_ms, READ_UNCOMMITTED)
+        return Fetched(row.batches, row.start, row.end)
+
+    async def _fetch(
+        self, topic: str, partition: int, offset: int, max_bytes: int, wait_ms: int, isolation: int
+    ) -> _FetchedRow:
+        request = FetchRequest(wait_ms, 1, max_bytes, isolation, [(topic, [(partition, offset, max_bytes)])])
+
+        async def ask(client: AIOKafkaClient, node: int) -> _FetchedRow:
+            return await self._answered(client, _fetched(client, node, request))
+
+        return await self._of_leader(topic, partition, ask)
 
     async def bounds(self, topic: str, partition: int) -> tuple[int, int]:
         """See `Kafka.bounds`."""
@@ -303,10 +321,14 @@ class Links:
 
     async def _offset(self, topic: str, partition: int, time_ms: int) -> int:
         request = OffsetRequest(-1, READ_UNCOMMITTED, [(topic, [(partition, time_ms)])])
-        row = await self._of_leader(topic, partition, request)
-        return int(row[3])
 
-    async def _of_leader(self, topic: str, partition: int, request: Any) -> Sequence[Any]:
+        async def ask(client: AIOKafkaClient, node: int) -> Sequence[Any]:
+            [(_, [row])] = (await self._asked(client, node, request)).topics
+            return tuple(row)
+
+        return int((await self._of_leader(topic, partition, ask))[3])
+
+    async def _of_leader(self, topic: str, partition: int, ask: Callable[[AIOKafkaClient, int], Awaitable[Row]]) -> Row:
         """What the leader of a partition answers about it; asked again when it is another one. Raises Unreached,
         Refused."""
         client = await self._client("reads")
@@ -314,11 +336,10 @@ class Links:
         for _ in range(TRIES):
             node = await self._leader(client, topic, partition)
             if node is not None:
-                answer = await self._asked(client, node, request)
-                [(_, [row])] = answer.topics
+                row = await ask(client, node)
                 code = row[1]
                 if code == NONE:
-                    return tuple(row)
+                    return row
                 if code not in OF_THE_MOMENT:
                     raise Refused(code, f"topic {topic}, partition {partition}")
             await asyncio.sleep(PAUSE_S)
@@ -326,11 +347,18 @@ class Links:
         raise Unreached(f"partition {partition} of topic {topic} has no leader: Kafka's error {code}")
 
     async def _asked(self, client: AIOKafkaClient, node: int | None, request: Any) -> Any:
-        try:
+        async def send() -> Any:
             if node is None or not await client.ready(node):
                 raise Unreached(f"node {node} of Kafka cannot be reached")
-            _watch_over(client, node)
-            answer = await client.send(node, request)
+            _watch_over(client._conns[node, ConnectionGroup.DEFAULT])
+            return await client.send(node, request)
+
+        return await self._answered(client, send())
+
+    async def _answered(self, client: AIOKafkaClient, asked: Awaitable[T]) -> T:
+        """Raises Unreached."""
+        try:
+            answer = await asked
         except (KafkaError, OSError, TimeoutError) as error:
             await self._refreshed(client)
             self.trouble = repr(error)
@@ -449,9 +477,79 @@ class Links:
         )
 
 
+class _FetchedRow(NamedTuple):
+    """What an answer says of one partition; see `Fetched`. `stable`: the last stable offset; `aborted`: the producer
+    and the first offset of each transaction in it that was aborted."""
+
+    partition: int
+    code: int
+    end: int
+    stable: int
+    start: int
+    aborted: Sequence[tuple[int, int]]
+    batches: memoryview
+
+
+class _Fetch:
+    """Reads the answer to a request for batches of one partition."""
+
+    def __init__(self, version: int) -> None:
+        self._version = version
+
+    def read(self, answer: memoryview) -> _FetchedRow:
+        """See `Asked.read`."""
+        at = _I32.size  # behind the throttle time
+        if self._version >= _SESSION_FROM:
+            code, _ = _ANSWER.unpack_from(answer, at)
+            at += _ANSWER.size
+            if code != NONE:
+                return _FetchedRow(-1, code, -1, -1, -1, (), answer[:0])
+        topics, name_bytes = _ANSWERED.unpack_from(answer, at)
+        at += _ANSWERED.size + name_bytes
+        (partitions,) = _I32.unpack_from(answer, at)
+        if (topics, partitions) != (1, 1):
+            raise ValueError(f"an answer about {topics} topics and {partitions} partitions, not one")
+        at += _I32.size
+        partition, code, end, stable, start = _FETCHED.unpack_from(answer, at)
+        at += _FETCHED.size
+        aborted_count = max(0, _I32.unpack_from(answer, at)[0])  # -1: null, which is none
+        at += _I32.size
+        aborted = [_ABORTED.unpack_from(answer, at + number * _ABORTED.size) for number in range(aborted_count)]
+        at += aborted_count * _ABORTED.size + (_I32.size if self._version >= _REPLICA_FROM else 0)
+        (size,) = _I32.unpack_from(answer, at)
+        at += _I32.size
+        if at + size > len(answer):
+            raise ValueError(f"an answer of {len(answer)} bytes with {size} bytes of batches from byte {at} on")
+        return _FetchedRow(partition, code, end, stable, start, aborted, answer[at : at + max(0, size)])
+
+
+async def _fetched(client: AIOKafkaClient, node: int, request: FetchRequest) -> _FetchedRow:
+    """Raises Unreached, KafkaError, OSError, TimeoutError."""
+    if (connection := await connected(client, node)) is None:
+        raise Unreached(f"node {node} of Kafka cannot be reached")
+    _watch_over(connection)
+    low, high = connection._versions[FetchRequest.API_KEY]
+    least, most = FETCH_VERSIONS
+    if high < least or low > most:
+        raise Unreached(f"it knows Fetch in versions {low} to {high}, and none of {least} to {most}")
+    made = request.prepare({FetchRequest.API_KEY: (low, min(high, most))})
+    correlation_id = connection._next_correlation_id()
+    head = made.build_request_header(correlation_id=correlation_id, client_id=connection._client_id).encode()
+    message = head + made.encode()
+    answer: asyncio.Future[_FetchedRow] = asyncio.get_running_loop().create_future()
+    connection._writer.write(_I32.pack(len(message)) + message)
+    connection._requests.append((correlation_id, _Fetch(made.API_VERSION), answer))
+    try:
+        async with asyncio.timeout(connection._request_timeout):
+            return await answer
+    except TimeoutError:
+        connection.close(reason=CloseReason.CONNECTION_TIMEOUT)
+        raise
+
+
 class _Lane:
-    """See `Lane`. To an aiokafka connection it is a request, too, by which an answer is read: what aiokafka makes of a
-    request, of its answer and of who waits is a hundred calls a batch, and eight copies of it."""
+    """See `Lane`. It makes requests and reads their answers: what aiokafka makes of a request, of its answer and of who
+    waits is a hundred calls a batch, and eight copies of it."""
 
     API_KEY = ProduceRequest.API_KEY
 
@@ -472,8 +570,6 @@ class _Lane:
             _BODY.pack(-1, ACKS_ALL, PRODUCE_TIMEOUT_MS, 1, len(name)), name, _PLACE.pack(1, partition),
         ))  # fmt: skip
         self._answered = b"".join((_ANSWERED.pack(1, len(name)), name, _PLACE.pack(1, partition)))
-        self.correlation_id = 0
-        """Of the answer that was read last."""
 
     def send(self, *parts: Buffer) -> asyncio.Future[Outcome]:
         """See `Lane.send`."""
@@ -496,24 +592,11 @@ class _Lane:
         connection._requests.append((correlation_id, self, waiting))
         return waiting.outcome
 
-    # ---- reading answers: what a connection asks of a request --------------------------------------------------------
-
-    def parse_response_header(self, answer: BytesIO) -> _Lane:
-        """See `RequestStruct`."""
-        (self.correlation_id,) = _I32.unpack(answer.read(_I32.size))
-        return self
-
-    @property
-    def RESPONSE_TYPE(self) -> _Lane:
-        """What reads answers."""
-        return self
-
-    def decode(self, answer: BytesIO) -> Outcome:
-        """An answer behind its header. Raises ValueError, which ends the connection."""
-        data = answer.read()
-        if not data.startswith(self._answered) or len(data) < len(self._answered) + _ROW.size:
-            raise ValueError(f"an answer of {len(data)} bytes is none to a batch for {self._topic}/{self._partition}")
-        code, base_offset, time_ms = _ROW.unpack_from(data, len(self._answered))
+    def read(self, answer: memoryview) -> Outcome:
+        """See `Asked.read`."""
+        if answer[: len(self._answered)] != self._answered or len(answer) < len(self._answered) + _ROW.size:
+            raise ValueError(f"an answer of {len(answer)} bytes is none to a batch for {self._topic}/{self._partition}")
+        code, base_offset, time_ms = _ROW.unpack_from(answer, len(self._answered))
         return Stored(base_offset, time_ms) if code == NONE else int(code)
 
     # ---- what becomes of a batch -------------------------------------------------------------------------------------
@@ -588,12 +671,9 @@ class _Waiting:
         self.outcome.add_done_callback(lambda _: looking.cancel())
 
 
-def _watch_over(client: AIOKafkaClient, node: int) -> None:
+def _watch_over(connection: AIOKafkaConnection) -> None:
     """Have a connection end when its bytes are not acknowledged any more: behind a partition of the network they would
     be held, and delivered later."""
-    for (other, _), connection in client._conns.items():
-        if other == node and connection._writer is not None:
-            own: socket.socket | None = connection._writer.get_extra_info("socket")
-            if own is not None:
-                with suppress(OSError):
-                    own.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAD_AFTER_MS)
+    if connection._writer is not None and (own := connection._writer.get_extra_info("socket")) is not None:
+        with suppress(OSError):
+            own.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAD_AFTER_MS)

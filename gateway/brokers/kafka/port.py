@@ -30,10 +30,10 @@ class TopicDiffers(Exception):
 
 
 class Fetched(NamedTuple):
-    """Whole batches behind each other, the last perhaps cut short; the first offset that the log has, and the one
-    behind the last that may be read."""
+    """Whole batches behind each other, the last perhaps cut short, in memory that is the caller's; the first offset
+    that the log has, and the one behind the last that may be read."""
 
-    batches: bytes
+    batches: memoryview
     start: int
     end: int
 

@@ -80,7 +80,7 @@ async def test_records_groups_repeats_delays_and_sockets_with_all_topics_on_kafk
         record.value
         for (topic, _), log in kafka.logs.items()
         for _, batch in log.batches
-        for record in record_batch.decode(record_batch.undated(memoryview(batch)))
+        for record in record_batch.decode(batch)
         if topic == "mq.orders" and record.value in (b'"later"', *(b"%d" % n for n in range(8)))
     ]
     assert len(stored) == 9, "each once, on Kafka"

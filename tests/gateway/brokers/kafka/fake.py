@@ -158,7 +158,7 @@ class FakeKafka:
                 found += batch[: max(0, max_bytes - len(found))]  # cut short, as Kafka does
                 break
             found += batch
-        return Fetched(found, log.start, log.end)
+        return Fetched(memoryview(bytearray(found)), log.start, log.end)
 
     async def bounds(self, topic: str, partition: int) -> tuple[int, int]:
         log = self._there(topic, partition)

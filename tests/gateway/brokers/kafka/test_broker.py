@@ -150,6 +150,25 @@ async def test_a_read_has_its_bytes_but_one_entry_and_nothing_behind_its_end() -
     assert (await world.broker.read(queue, 6, max_bytes=1)).status is ReadStatus.TOO_LARGE
 
 
+async def test_who_reads_on_is_read_ahead_of_up_to_what_is_acknowledged() -> None:
+    world = World()
+    queue, _ = await world.open(1)
+    for value in (b"a", b"b", b"c", b"d"):
+        await world.send(queue, value)
+    world.kafka.fetches.clear()
+    offset = 2
+    for asked in ([2], [2, 3, 4], [2, 3, 4, 5], [2, 3, 4, 5]):
+        result = await world.broker.read(queue, offset, max_bytes=1)
+        offset = result.next_offset
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert [offset for offset, _ in world.kafka.fetches] == asked
+    assert (await world.broker.read(queue, offset, max_bytes=1)).status is ReadStatus.AT_END
+    await world.send(queue, b"e")
+    assert await world.read_all(queue, 2, max_bytes=1) == [(2, b"a"), (3, b"b"), (4, b"c"), (5, b"d"), (6, b"e")]
+    await world.broker.close()
+
+
 async def test_a_tenure_ends_at_the_fence_of_the_next_one_or_before_a_stranger() -> None:
     world = World()
     queue, place = await world.open(1)

@@ -1,23 +1,24 @@
-"""gateway.brokers.kafka.links: what a lane writes and makes of answers, over a connection of aiokafka whose socket is a
-list. All else of it is tested with a real Kafka (test_served.py, test_secured.py)."""
+"""gateway.brokers.kafka.links and answers: what is written and made of answers, over a connection of aiokafka whose
+socket is a list. All else of it is tested with a real Kafka (test_served.py, test_secured.py)."""
 
 from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any
 
 import pytest
-from aiokafka.client import ConnectionGroup
 from aiokafka.conn import AIOKafkaConnection
 from aiokafka.errors import InvalidPartitionsError, KafkaConnectionError
+from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.protocol.produce import ProduceRequest
 
 from gateway.brokers.kafka import links
+from gateway.brokers.kafka.answers import ANSWER_BYTES_MAX, GROUP
 from gateway.brokers.kafka.codes import LEADER_NOT_AVAILABLE, NOT_LEADER, OUT_OF_ORDER, Stored
 from gateway.brokers.kafka.links import ACKS_ALL, PRODUCE_TIMEOUT_MS, KafkaAddress, Links
-from gateway.brokers.kafka.port import Unreached
+from gateway.brokers.kafka.port import Refused, Unreached
 from store.types import Buffer
 
 NODE = 3
@@ -30,6 +31,18 @@ class Socket:
         self.written: list[bytes] = []
         self.parts: list[Buffer] = []
         self.broken: Exception | None = None
+        self.protocol: Any = None
+        self.transport = self
+        self.is_closed = False
+
+    def get_protocol(self) -> Any:
+        return self.protocol
+
+    def set_protocol(self, protocol: Any) -> None:
+        self.protocol = protocol
+
+    def at_eof(self) -> bool:
+        return False
 
     def write(self, data: bytes) -> None:
         self.written.append(data)
@@ -42,7 +55,24 @@ class Socket:
 
     def get_extra_info(self, _: str) -> None: ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class Former:
+    """aiokafka's protocol: what it was told."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    def connection_lost(self, _: object) -> None:
+        self.told.append("lost")
+
+    def pause_writing(self) -> None:
+        self.told.append("pause")
+
+    def resume_writing(self) -> None:
+        self.told.append("resume")
 
 
 class Client:
@@ -50,9 +80,12 @@ class Client:
 
     def __init__(self, version_max: int) -> None:
         self.connection = AIOKafkaConnection("127.0.0.1", 1, client_id="mq", request_timeout_ms=50)
-        self.connection._versions = {0: (0, version_max)}
+        self.connection._versions = {0: (0, version_max), 1: (4, 17)}
         self.socket = self.connection._writer = Socket()
-        self._conns = {(NODE, ConnectionGroup.DEFAULT): self.connection}
+        self.socket.protocol = self.former = Former()
+        self.connection._reader = self.socket
+        self.connection._read_task = asyncio.get_running_loop().create_future()
+        self._conns = {(NODE, GROUP): self.connection}
         self.cluster = self
         self.is_ready = self.is_known = True
         self.refreshed = self.bootstrapped = 0
@@ -61,7 +94,8 @@ class Client:
     def leader_for_partition(self, _: object) -> int:
         return NODE
 
-    async def ready(self, _: int) -> bool:
+    async def ready(self, _: int, *, group: object) -> bool:
+        assert group is GROUP, "aiokafka sends nothing over it by itself"
         return self.is_ready
 
     async def force_metadata_update(self) -> bool:
@@ -76,25 +110,31 @@ class Client:
 
     def answer(self, code: int = 0, offset: int = 0) -> None:
         """To the first request that has none; of version 7."""
-        correlation_id = self.connection._requests[0][0]
         row = struct.pack(">ihqqq", 5, code, offset, 1_000, 0)
-        self.connection._handle_frame(struct.pack(">iih", correlation_id, 1, 1) + b"t" + b"\0\0\0\1" + row + bytes(4))
+        self.feed(self.frame(struct.pack(">ih", 1, 1) + b"t" + b"\0\0\0\1" + row + bytes(4)))
 
-    def open(self) -> None:
-        """Have the connection end as one does that was made."""
-        self.connection._reader = self.socket
-        self.connection._read_task = asyncio.get_running_loop().create_future()
-        self.connection._read_task.set_result(None)
+    def frame(self, message: bytes, number: int = 0) -> bytes:
+        """A message as the answer to a request that has none."""
+        correlation_id = self.connection._requests[number][0]
+        return struct.pack(">ii", len(message) + 4, correlation_id) + message
+
+    def feed(self, data: bytes, size_max: int = 1 << 30) -> None:
+        """What comes over the connection, in pieces of at most that size."""
+        at = 0
+        while at < len(data):
+            room = self.socket.protocol.get_buffer(-1)
+            size = min(len(room), len(data) - at, size_max)
+            room[:size] = data[at : at + size]
+            at += size
+            self.socket.protocol.buffer_updated(size)
 
     def break_off(self) -> None:
-        for _, _, waiting in self.connection._requests:
-            waiting.set_exception(ConnectionError("broken"))
-        self.connection._writer = None
+        self.connection.close()
 
 
 def links_of(client: Client) -> Links:
     to_kafka = Links(KafkaAddress(servers=("127.0.0.1:1",)))
-    to_kafka._clients["appends"] = client  # type: ignore[assignment]
+    to_kafka._clients["appends"] = to_kafka._clients["reads"] = client  # type: ignore[assignment]
     return to_kafka
 
 
@@ -153,7 +193,6 @@ async def test_who_does_not_answer_is_left() -> None:
 
 async def test_what_is_late_ends_the_connection_and_each_batch_is_told_of_once() -> None:
     client = Client(9)
-    client.open()
     lane = await lane_of(client)
     assert await asyncio.gather(lane.send(b"a"), lane.send(b"b")) == [None, None]
     assert client.connection._writer is None
@@ -163,7 +202,6 @@ async def test_what_is_late_ends_the_connection_and_each_batch_is_told_of_once()
 
 async def test_nobody_waits_for_what_was_called_off() -> None:
     client = Client(9)
-    client.open()
     lane = await lane_of(client)
     called_off, answer = lane.send(b"a"), lane.send(b"b")
     called_off.cancel()
@@ -192,7 +230,6 @@ async def test_who_calls_off_a_batch_that_was_lost_waits_for_no_metadata() -> No
 @pytest.mark.parametrize("error", [ConnectionResetError("reset"), RuntimeError("the handler is closed")])
 async def test_what_cannot_be_written_is_lost(error: Exception) -> None:
     client = Client(9)
-    client.open()
     client.socket.broken = error
     lane = await lane_of(client)
     assert await lane.send(b"a") is None
@@ -211,11 +248,141 @@ async def test_what_cannot_be_written_is_lost(error: Exception) -> None:
 async def test_an_answer_to_something_else_is_none(row: bytes) -> None:
     client = Client(7)
     answer = (await lane_of(client)).send(b"a")
-    correlation_id = client.connection._requests[0][0]
-    with pytest.raises(ValueError, match="is none to a batch"):  # the task that reads ends the connection
-        client.connection._handle_frame(struct.pack(">iih", correlation_id, 1, 1) + b"t" + b"\0\0\0\1" + row)
-    assert not answer.done()
-    answer.cancel()
+    client.feed(client.frame(struct.pack(">ih", 1, 1) + b"t" + b"\0\0\0\1" + row))
+    assert client.socket.is_closed
+    assert await answer is None, "what became of it is not known"
+
+
+FETCHED = struct.Struct(">ihqqq")
+
+
+def fetched(version: int, batches: bytes, *, code: int = 0, aborted: Sequence[tuple[int, int]] | None = ()) -> bytes:
+    """An answer to a request for batches of partition 5 of topic t."""
+    return b"".join((
+        bytes(4), struct.pack(">hi", 0, 0) if version >= 7 else b"", struct.pack(">ih", 1, 1), b"t\0\0\0\1",
+        FETCHED.pack(5, code, 90, 80, 7),
+        struct.pack(">i", -1 if aborted is None else len(aborted)),
+        *(struct.pack(">qq", *one) for one in aborted or ()),
+        struct.pack(">i", -1) if version >= 11 else b"", struct.pack(">i", len(batches) or -1), batches,
+    ))  # fmt: skip
+
+
+async def began(asked: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+    task = asyncio.create_task(asked)
+    for _ in range(5):
+        await asyncio.sleep(0)
+    return task
+
+
+@pytest.mark.parametrize("version", range(5, 12))
+@pytest.mark.parametrize("aborted", [None, (), ((4, 5), (1 << 40, 1 << 50))])
+async def test_batches_are_asked_for_and_read_in_all_versions(version: int, aborted: Any) -> None:
+    client = Client(7)
+    client.connection._versions[1] = (4, version)
+    task = await began(links_of(client)._fetch("t", 5, 42, 1 << 20, 30, 1))
+    [asked] = client.socket.written
+    request = FetchRequest(30, 1, 1 << 20, 1, [("t", [(5, 42, 1 << 20)])]).prepare({1: (version, version)})
+    assert asked.endswith(request.encode())
+    assert asked[:4] == struct.pack(">i", len(asked) - 4)
+    client.feed(client.frame(fetched(version, b"batches", aborted=aborted)))
+    row = await task
+    assert row[:5] == (5, 0, 90, 80, 7)
+    assert (tuple(row.aborted), bytes(row.batches)) == (tuple(aborted or ()), b"batches")
+    assert not row.batches.readonly, "they are the caller's"
+
+
+@pytest.mark.parametrize("size_max", [1, 3, 7, 1_000, 1 << 17])
+async def test_answers_are_cut_wherever_they_are(size_max: int) -> None:
+    client = Client(7)
+    bodies = [b"", b"a", bytes(range(256)) * 10, b"b" * 70_000, b"c"]
+    tasks = [await began(links_of(client)._fetch("t", 5, 42, 1 << 20, 0, 0)) for _ in bodies]
+    client.feed(b"".join(client.frame(fetched(11, body), number) for number, body in enumerate(bodies)), size_max)
+    assert [bytes((await task).batches) for task in tasks] == bodies
+    assert not client.connection._requests
+    assert client.connection._last_action > 0
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        pytest.param(struct.pack(">i", 3), id="smaller than a number"),
+        pytest.param(struct.pack(">i", ANSWER_BYTES_MAX + 1), id="too large"),
+        pytest.param(struct.pack(">ii", 4, 77), id="to another request"),
+        pytest.param(struct.pack(">ii", 5, 1) + b"x", id="cut short"),
+        pytest.param(struct.pack(">ii", 4 + len(fetched(11, b"abc")) - 1, 1) + fetched(11, b"abc")[:-1], id="half"),
+        pytest.param(
+            struct.pack(">ii", 4 + len(fetched(11, b"")), 1) + fetched(11, b"").replace(b"\1\0\1t", b"\2\0\1t"),
+            id="of two topics",
+        ),
+    ],
+)
+async def test_what_is_no_answer_ends_the_connection(answer: bytes) -> None:
+    client = Client(7)
+    task = await began(links_of(client)._fetch("t", 5, 42, 1 << 20, 0, 0))
+    assert client.connection._requests[0][0] == 1
+    client.feed(answer)
+    assert client.socket.is_closed
+    with pytest.raises(Unreached):
+        await task
+    client.feed(struct.pack(">ii", 4, 1))
+
+
+async def test_an_answer_to_nothing_ends_the_connection() -> None:
+    client = Client(7)
+    await lane_of(client)
+    client.feed(struct.pack(">ii", ANSWER_BYTES_MAX, 1), 8)
+    assert not client.socket.is_closed, "as large as one may be"
+    client = Client(7)
+    await lane_of(client)
+    client.feed(struct.pack(">ii", 4, 1))
+    assert client.socket.is_closed
+
+
+async def test_who_waits_for_no_answer_any_more_is_passed_over() -> None:
+    client = Client(7)
+    left, task = [await began(links_of(client)._fetch("t", 5, 42, 1 << 20, 0, 0)) for _ in range(2)]
+    left.cancel()
+    await asyncio.wait([left])
+    client.feed(client.frame(b"whatever") + client.frame(fetched(11, b"x"), 1))
+    assert bytes((await task).batches) == b"x"
+
+
+async def test_a_connection_that_ends_tells_aiokafka_and_all_who_wait() -> None:
+    client = Client(7)
+    task = await began(links_of(client)._fetch("t", 5, 42, 1 << 20, 0, 0))
+    protocol = client.socket.protocol
+    protocol.pause_writing()
+    protocol.resume_writing()
+    assert not protocol.eof_received(), "it ends"
+    protocol.connection_lost(None)
+    assert client.former.told == ["pause", "resume", "lost"]
+    assert client.connection._read_task.cancelled()
+    with pytest.raises(Unreached):
+        await task
+
+
+async def test_batches_that_are_late_end_the_connection() -> None:
+    client = Client(7)
+    with pytest.raises(Unreached):
+        await links_of(client)._fetch("t", 5, 42, 1 << 20, 0, 0)
+    assert client.socket.is_closed
+
+
+async def test_an_error_of_the_whole_answer_is_one_of_the_partition() -> None:
+    client = Client(7)
+    task = await began(links_of(client)._fetch("t", 5, 42, 1 << 20, 0, 0))
+    client.feed(client.frame(bytes(4) + struct.pack(">hi", 70, 0) + bytes(4)))
+    with pytest.raises(Refused, match="t") as refused:
+        await task
+    assert refused.value.code == 70
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 4), (12, 17)])
+async def test_from_a_kafka_of_other_versions_nothing_is_read(low: int, high: int) -> None:
+    client = Client(7)
+    client.connection._versions[1] = (low, high)
+    with pytest.raises(Unreached, match="knows Fetch in versions"):
+        await links_of(client)._fetch("t", 5, 42, 1 << 20, 0, 0)
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 2), (8, 13)])
