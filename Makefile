@@ -42,7 +42,7 @@ test-matrix: $(STAMP) ## Foreign clients, pyspark 4.0 and 4.1, a Spark cluster, 
 test-long: $(STAMP) torture attack ## A million crash states; every attack; long Spark, Locust, API fuzzing in all roles; every mutant: hours
 	@$(PYTEST) $(SIDE_BY_SIDE) -m long
 
-mutants: $(STAMP) ## Deliberate bugs in the store, each to be killed by its test; says killed of total; half an hour
+mutants: $(STAMP) ## Deliberate bugs in the store, each to be killed by its test; says killed of total; four minutes on two cores
 	@$(PYTEST) $(if $(filter-out 1,$(JOBS)),-n $(JOBS)) -m long tests/crash/test_mutants.py
 
 test-js: $(STAMP) ## The JavaScript client alone: types, size, units, Node and Chromium against real servers

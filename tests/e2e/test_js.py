@@ -138,8 +138,9 @@ def test_the_package_has_what_a_user_needs_and_nothing_else(archive: Path) -> No
 
 @pytest.mark.parametrize(
     ("module", "resolution"),
-    [("nodenext", "nodenext"), pytest.param("esnext", "bundler", marks=pytest.mark.matrix)],
+    [("nodenext", "nodenext"), ("esnext", "bundler")],
 )
+@pytest.mark.matrix
 def test_a_strict_program_compiles_against_the_package(
     archive: Path, tmp_path: Path, module: str, resolution: str
 ) -> None:
@@ -172,6 +173,7 @@ def test_a_clone_that_is_installed_or_packed_is_built_first(tmp_path: Path) -> N
     assert "gzip" in run("npm", "run", "--silent", "prepare", cwd=tmp_path / "js")
 
 
+@pytest.mark.matrix
 def test_the_reference_is_generated_from_the_sources(built: str, tmp_path: Path) -> None:
     run("node_modules/.bin/typedoc", "--out", str(tmp_path))
     assert (tmp_path / "API.md").read_text() == (CLIENT / "docs" / "API.md").read_text(), "run: make build-js"
