@@ -47,7 +47,8 @@ RENDER_COUNT_MAX = 1024
 RENDERS_A_READ_MAX = 2
 """Of one read, one after the other: enough for all small records of FETCH_BYTES, which are not read again then."""
 
-CACHE_BYTES_MAX = 32 * 1024 * 1024
+CACHE_BYTES_MAX = 16 * 1024 * 1024
+"""For readers who are about as far as others. Much of it is of use to nobody where there is one reader."""
 
 
 @dataclass(frozen=True, slots=True)
