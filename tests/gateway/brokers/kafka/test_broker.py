@@ -349,8 +349,9 @@ async def test_of_equal_sends_at_the_same_time_one_is_stored_also_when_its_calle
         *[world.broker.append([append], acks=Acks.FLUSHED) for _ in range(3)], return_exceptions=True
     )
     assert [type(one) for one in outcomes] == [AnswerLost] * 3
-    world.kafka.is_away = False
+    monkeypatch.setattr(writing, "GIVE_UP_S", 5.0)
     monkeypatch.setattr(module, "GIVE_UP_S", 5.0)
+    world.kafka.is_away = False
     assert await offset_of_original(world, append) == place.start
     assert world.kafka.log("mq.orders", 0).end == place.start + 2
 

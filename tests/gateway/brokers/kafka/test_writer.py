@@ -152,6 +152,7 @@ async def test_without_a_leader_nothing_is_sent_and_callers_are_told_so(
     tenure.kafka.has_no_leader = True
     outcomes = await asyncio.gather(tenure.send(b"a"), tenure.send(b"b"), return_exceptions=True)
     assert [type(one) for one in outcomes] == [BrokerUnreachable] * 2
+    monkeypatch.setattr(writing, "GIVE_UP_S", 5.0)
     tenure.kafka.has_no_leader = False
     assert (await tenure.send(b"c")).base_offset == 2, "their numbers are not used up"
     assert (tenure.doubts, tenure.held) == (0, 0)
@@ -231,6 +232,7 @@ async def test_who_waits_for_a_kafka_that_is_away_is_answered_and_what_was_sent_
     sent = [tenure.send(b"%d" % number) for number in range(IN_FLIGHT_MAX + 1)]
     outcomes = await asyncio.gather(*sent, return_exceptions=True)
     assert [type(one) for one in outcomes] == [AnswerLost] * IN_FLIGHT_MAX + [BrokerUnreachable]
+    monkeypatch.setattr(writing, "GIVE_UP_S", 5.0)
     tenure.kafka.is_away = False
     assert (await tenure.send(b"later")).base_offset == 2 + IN_FLIGHT_MAX
     assert tenure.held == 0
@@ -245,6 +247,7 @@ async def test_who_waits_too_long_for_one_answer_is_told_so_before_it_comes(
     async with asyncio.timeout(5):
         outcomes = await asyncio.gather(*sent, return_exceptions=True)
     assert [type(one) for one in outcomes] == [AnswerLost] * IN_FLIGHT_MAX + [BrokerUnreachable]
+    monkeypatch.setattr(writing, "GIVE_UP_S", 5.0)
     tenure.kafka.holds = False
     tenure.kafka.answer(IN_FLIGHT_MAX)
     assert (await tenure.send(b"later")).base_offset == 2 + IN_FLIGHT_MAX
@@ -264,6 +267,7 @@ async def test_who_waits_too_long_for_one_before_its_own_is_told_so_too(
     async with asyncio.timeout(5):
         outcomes = await asyncio.gather(*sent, return_exceptions=True)
     assert [type(one) for one in outcomes] == [AnswerLost] * 2
+    monkeypatch.setattr(writing, "GIVE_UP_S", 5.0)
     tenure.kafka.holds = False
     tenure.kafka.answer()
     assert (await tenure.send(b"later")).base_offset == 4
