@@ -128,8 +128,8 @@ class Answers(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See asyncio.BaseProtocol."""
-        self._former.connection_lost(exc)
         self._connection.close(reason=CloseReason.CONNECTION_BROKEN, exc=exc)
+        self._former.connection_lost(exc)
 
     def pause_writing(self) -> None:
         """See asyncio.BaseProtocol."""

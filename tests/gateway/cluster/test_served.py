@@ -149,6 +149,17 @@ class Nodes:
             raise Refused(answer)
         return [Seen(row["offset"], row["value"]) for row in answer]
 
+    async def shown(self, name: str, partition: int, offset: int, *, wait_ms: int = 0) -> list[Seen]:
+        """As `fetch`, once more as long as it is refused for the moment: nodes that were frozen may just go on."""
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                try:
+                    return await self.fetch(name, partition, offset, wait_ms=wait_ms)
+                except Refused as error:
+                    if not error.args[0].get("retriable"):
+                        raise
+                await asyncio.sleep(0.1)
+
     async def move(self, partition: int, to: str) -> bool:
         """Whether it was done."""
         path = f"/mq/v1/topics/{TOPIC}/partitions/{partition}/move"
@@ -169,7 +180,7 @@ class Nodes:
                     offset = 0
                     wanted = {send.value for send in self.history.sends if send.partition == partition} & delayed
                     while wanted:
-                        seen = await self.fetch("n1", partition, offset, wait_ms=100)
+                        seen = await self.shown("n1", partition, offset, wait_ms=100)
                         wanted -= {row.value for row in seen}
                         offset += len(seen)
 
@@ -178,7 +189,7 @@ class Nodes:
         for name in self.servers:
             for partition in range(PARTITIONS):
                 seen: list[Seen] = []
-                while more := await self.fetch(name, partition, len(seen)):
+                while more := await self.shown(name, partition, len(seen)):
                     seen += more
                 self.history.final_read(partition, seen)
                 bounds = await self.done(name, "GET", f"/topics/{TOPIC}/partitions/{partition}/offsets")
