@@ -32,7 +32,7 @@ from gateway.brokers.base import AnswerLost, BrokerUnreachable, all_stored
 from gateway.brokers.kafka.codes import OFFSET_OUT_OF_RANGE, Stored, Verdict, judge
 from gateway.brokers.kafka.fencing import Batch, own_end
 from gateway.brokers.kafka.port import Fetched, Kafka, Refused, TopicDiffers, TopicPlan, Unreached
-from gateway.brokers.kafka.read_ahead import ReadAhead, Want
+from gateway.brokers.kafka.read_ahead import ReadAhead
 from gateway.brokers.kafka.repeats import MARK, Repeats, decode_opening, encode_opening
 from gateway.brokers.kafka.writer import FENCE_HEADER, FENCES, GIVE_UP_S, PAUSE_S, SEQUENCES, Writer, fence_batch
 from store import record_batch
@@ -549,8 +549,7 @@ class KafkaBroker:
             return ReadResult(status, [], low, high, min(offset, high))
         entries: list[Entry] = []
         size = 0
-        want = Want(queue, offset, max_bytes)
-        fetched = await self._ahead.fetched(want, partial(self._fetched, place, offset, max_bytes))
+        fetched = await self._ahead.fetched((queue, offset), partial(self._fetched, place, offset, max_bytes))
         topic = self._topic_of(queue.topic_id).name
         for batch in record_batch.whole_batches(fetched.batches):
             base_offset, next_offset = record_batch.offsets_of(batch)
@@ -568,7 +567,7 @@ class KafkaBroker:
             )
         next_offset = entries[-1].next_offset
         follow = partial(self._fetched, place, next_offset, max_bytes) if next_offset < end else None
-        self._ahead.has_read(want, next_offset, follow)
+        self._ahead.has_read((queue, offset), (queue, next_offset), max_bytes, follow)
         return ReadResult(ReadStatus.FOUND, entries, low, high, next_offset)
 
     async def _fetched(self, place: Place, offset: int, max_bytes: int) -> Fetched:

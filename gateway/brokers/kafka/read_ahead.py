@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine
-from typing import Any, NamedTuple
+from typing import Any
 
 from gateway.brokers.kafka.port import Fetched
 from store.limits import MiB
@@ -26,13 +26,9 @@ READERS_MAX = 1_024
 """Ends of reads that are remembered."""
 
 
-class Want(NamedTuple):
-    """A fetch: of a queue, from an offset on, of so many bytes."""
-
-    queue: QueueKey
-    offset: int
-    max_bytes: int
-
+At = tuple[QueueKey, int]
+"""A queue, and the offset from which on something is fetched. How much of it does not count: what comes is whole
+batches from there on, more or fewer of them."""
 
 Fetch = Callable[[], Coroutine[Any, Any, Fetched]]
 
@@ -41,12 +37,12 @@ class ReadAhead:
     """See the module. What lies before the end of a queue does not change, so an answer does not become stale."""
 
     def __init__(self) -> None:
-        self._ends: OrderedDict[tuple[QueueKey, int], None] = OrderedDict()  # of reads, the latest one last
-        self._under_way: dict[Want, tuple[asyncio.Task[Fetched], asyncio.TimerHandle]] = {}
+        self._ends: OrderedDict[At, None] = OrderedDict()  # of reads, the latest one last
+        self._under_way: dict[At, tuple[asyncio.Task[Fetched], asyncio.TimerHandle]] = {}
 
-    async def fetched(self, want: Want, fetch: Fetch) -> Fetched:
+    async def fetched(self, at: At, fetch: Fetch) -> Fetched:
         """What was asked for ahead, or what `fetch` has, which may raise."""
-        if (found := self._under_way.pop(want, None)) is not None:
+        if (found := self._under_way.pop(at, None)) is not None:
             task, timer = found
             timer.cancel()
             try:
@@ -55,35 +51,34 @@ class ReadAhead:
                 pass  # it is asked once more, and who reads hears of that
         return await fetch()
 
-    def has_read(self, want: Want, next_offset: int, fetch: Fetch | None) -> None:
-        """A read has ended before `next_offset`; `fetch`: what comes next is there, and had by it."""
-        if reads_on := (want.queue, want.offset) in self._ends:
-            del self._ends[want.queue, want.offset]
-        self._ends[want.queue, next_offset] = None
+    def has_read(self, at: At, following: At, max_bytes: int, fetch: Fetch | None) -> None:
+        """A read of so many bytes has ended where another one would begin; `fetch` has what is there, if anything."""
+        if reads_on := at in self._ends:
+            del self._ends[at]
+        self._ends[following] = None
         if len(self._ends) > READERS_MAX:
             self._ends.popitem(last=False)
-        following = want._replace(offset=next_offset)
         if (
             reads_on
             and fetch is not None
-            and want.max_bytes <= AHEAD_BYTES_MAX
+            and max_bytes <= AHEAD_BYTES_MAX
             and len(self._under_way) < AHEAD_MAX
             and following not in self._under_way
         ):
-            task = asyncio.create_task(fetch(), name=f"read ahead of queue {want.queue}")
+            task = asyncio.create_task(fetch(), name=f"read ahead of {following}")
             task.add_done_callback(_heard)
             timer = asyncio.get_running_loop().call_later(KEPT_S, self._forget, following)
             self._under_way[following] = task, timer
 
-    def _forget(self, want: Want) -> None:
-        task, timer = self._under_way.pop(want)
+    def _forget(self, at: At) -> None:
+        task, timer = self._under_way.pop(at)
         timer.cancel()
         task.cancel()
 
     def close(self) -> None:
         """Ask for nothing any more."""
-        for want in list(self._under_way):
-            self._forget(want)
+        for at in list(self._under_way):
+            self._forget(at)
 
 
 def _heard(task: asyncio.Task[Fetched]) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from gateway.brokers.kafka import read_ahead
 from gateway.brokers.kafka.port import Fetched
-from gateway.brokers.kafka.read_ahead import AHEAD_BYTES_MAX, AHEAD_MAX, READERS_MAX, Fetch, ReadAhead, Want
+from gateway.brokers.kafka.read_ahead import AHEAD_BYTES_MAX, AHEAD_MAX, READERS_MAX, Fetch, ReadAhead
 from store.types import QueueKey
 
 QUEUE = QueueKey(16, 3)
@@ -40,9 +40,8 @@ class Log:
 
 
 async def read(ahead: ReadAhead, log: Log, offset: int, *, size: int = 10, has_more: bool = True, by: int = 1) -> bytes:
-    want = Want(QUEUE, offset, size)
-    found = await ahead.fetched(want, log.fetch(offset))
-    ahead.has_read(want, offset + by, log.fetch(offset + by) if has_more else None)
+    found = await ahead.fetched((QUEUE, offset), log.fetch(offset))
+    ahead.has_read((QUEUE, offset), (QUEUE, offset + by), size, log.fetch(offset + by) if has_more else None)
     return bytes(found.batches)
 
 
@@ -72,12 +71,9 @@ async def test_others_do_not_take_it() -> None:
         await read(ahead, log, offset)
     await turns()
     assert log.asked == [0, 1, 2]
-    assert await read(ahead, log, 2, size=11) == b"2", "another size is another answer"
-    other = Want(QueueKey(16, 4), 2, 10)
-    assert bytes((await ahead.fetched(other, log.fetch(70))).batches) == b"70"
-    assert await read(ahead, log, 2) == b"2"
-    assert log.asked[3:5] == [2, 70]
-    assert log.asked.count(2) == 2
+    assert bytes((await ahead.fetched((QueueKey(16, 4), 2), log.fetch(70))).batches) == b"70", "another queue"
+    assert await read(ahead, log, 2, size=11) == b"2", "of another size: whole batches are what they are"
+    assert log.asked[3:] == [70]
     ahead.close()
 
 
