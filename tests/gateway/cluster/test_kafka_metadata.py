@@ -544,7 +544,7 @@ async def test_a_batch_that_is_damaged_on_its_way_is_fetched_again(
         fetched = await plain(*arguments, **more)
         if fetched.batches and damages:
             damages -= 1
-            return fetched._replace(batches=fetched.batches[:-1] + bytes([fetched.batches[-1] ^ 1]))
+            fetched.batches[-1] ^= 1
         return fetched
 
     monkeypatch.setattr(kafka, "fetch", damaged)
