@@ -39,7 +39,7 @@ class World:
 
 @pytest.fixture
 async def world() -> AsyncIterator[World]:
-    async with serving() as fake, Registry(RegistryConfig(url=fake.url, timeout_ms=500)) as registry:
+    async with serving() as fake, Registry(RegistryConfig(url=fake.url, timeout_ms=10_000)) as registry:
         made = World(fake, registry)
         yield made
         await made.schemas.close()
