@@ -377,11 +377,13 @@ def result_table(lines: Sequence[Line]) -> Table:
 
 
 def _table(title: str, columns: Sequence[str], right: Sequence[int] | None = None) -> Table:
-    """A table whose columns after the first are numbers, unless `right` says which are."""
+    """A table whose columns after the first are numbers, unless `right` says which are. What is neither a number nor in
+    the first column is over several lines where the terminal is narrow."""
     numbers = range(1, len(columns)) if right is None else right
     table = Table(title=title, title_justify="left", box=SIMPLE, show_header=any(columns), pad_edge=False)
     for index, name in enumerate(columns):
-        table.add_column(name, justify="right" if index in numbers else "left", no_wrap=True)
+        is_number = index in numbers
+        table.add_column(name, justify="right" if is_number else "left", no_wrap=is_number or not index)
     return table
 
 

@@ -9,7 +9,7 @@ import orjson
 import pytest
 from rich.console import Console
 
-from loadtest.demo import Outcome, flight_batches, landing_batch, report, same_carriers
+from loadtest.demo import Line, Outcome, flight_batches, landing_batch, report, result_table, same_carriers
 from loadtest.flights import Carrier, Flights, Landing, Record
 
 CARRIERS = [Carrier("A", 3, 1.5), Carrier("B", 1, None)]
@@ -39,6 +39,14 @@ def test_a_good_run_passes() -> None:
     assert held
     assert "All checks passed." in text
     assert "Spark equals direct   yes" in text
+
+
+def test_numbers_are_whole_in_a_narrow_terminal() -> None:
+    output = io.StringIO()
+    about = "records lie in Kafka, the ones before and behind them on this machine, and more is said of it here"
+    Console(file=output, width=80, color_system=None).print(result_table([Line("on Kafka", "97,000", about, True)]))
+    assert "97,000" in output.getvalue()
+    assert "said of it here" in " ".join(output.getvalue().split())
 
 
 def lose_a_flight(outcome: Outcome) -> None:
