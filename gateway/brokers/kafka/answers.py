@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import struct
+from contextlib import suppress
 from time import monotonic
 from typing import Any, Protocol
 
@@ -25,6 +27,9 @@ log = logging.getLogger(__name__)
 
 ANSWER_BYTES_MAX = 256 * MiB
 """More than is ever asked for: what claims to be larger is no answer of Kafka's."""
+
+DEAD_AFTER_MS = 5_000
+"""A connection whose bytes are not acknowledged for so long is given up (TCP_USER_TIMEOUT)."""
 
 GROUP = ConnectionGroup.COORDINATION
 """Of aiokafka's connections: it sends nothing over these by itself."""
@@ -53,9 +58,18 @@ async def connected(client: AIOKafkaClient, node: int) -> AIOKafkaConnection | N
         return None  # it has just ended
     former = writer.transport.get_protocol()
     if not isinstance(former, Answers):
+        watch_over(connection)
         connection._read_task.cancel()
         writer.transport.set_protocol(Answers(connection, former))
     return connection
+
+
+def watch_over(connection: AIOKafkaConnection) -> None:
+    """Have a connection end when its bytes are not acknowledged any more: behind a partition of the network they would
+    be held, and delivered later."""
+    if connection._writer is not None and (own := connection._writer.get_extra_info("socket")) is not None:
+        with suppress(OSError):
+            own.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAD_AFTER_MS)
 
 
 class Answers(asyncio.BufferedProtocol):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 import ssl
 import struct
 from collections.abc import Awaitable, Callable, Sequence
@@ -37,7 +36,7 @@ from aiokafka.protocol.produce import ProduceRequest
 from aiokafka.protocol.transaction import InitProducerIdRequest
 from aiokafka.structs import TopicPartition
 
-from gateway.brokers.kafka.answers import connected
+from gateway.brokers.kafka.answers import connected, watch_over
 from gateway.brokers.kafka.codes import (
     COORDINATOR_LOADING,
     LEADER_NOT_AVAILABLE,
@@ -56,9 +55,6 @@ log = logging.getLogger(__name__)
 REQUEST_TIMEOUT_MS = 10_000
 PRODUCE_TIMEOUT_MS = 8_000
 """How long a leader waits for its replicas; less than the request's own."""
-
-DEAD_AFTER_MS = 5_000
-"""A connection whose bytes are not acknowledged for so long is given up (TCP_USER_TIMEOUT)."""
 
 FIT_FRESH_S = 5.0
 """How long a topic that was fit is taken to be."""
@@ -109,7 +105,7 @@ _BODY = struct.Struct(">hhiih")  # transactional id (none), acks, timeout, count
 _PLACE = struct.Struct(">ii")  # count of partitions, number
 _ANSWERED = struct.Struct(">ih")  # count of topics, length of the name
 _ROW = struct.Struct(">hqq")  # error, base offset, time of the append
-_ANSWER = struct.Struct(">hi")  # error, session
+_ERROR_AND_SESSION = struct.Struct(">hi")
 _FETCHED = struct.Struct(">ihqqq")  # partition, error, end, last stable offset, start
 _ABORTED = struct.Struct(">qq")  # producer, first offset
 _SESSION_FROM, _REPLICA_FROM = 7, 11
@@ -268,7 +264,6 @@ class Links:
             if node is None or (connection := await connected(client, node)) is None:
                 await self._refreshed(client)
                 return None
-            _watch_over(connection)
             return _Lane(self, client, connection, topic, partition)
         except Unreached as error:
             log.warning("Kafka cannot be reached error=%s", error)
@@ -350,7 +345,7 @@ class Links:
         async def send() -> Any:
             if node is None or not await client.ready(node):
                 raise Unreached(f"node {node} of Kafka cannot be reached")
-            _watch_over(client._conns[node, ConnectionGroup.DEFAULT])
+            watch_over(client._conns[node, ConnectionGroup.DEFAULT])
             return await client.send(node, request)
 
         return await self._answered(client, send())
@@ -500,8 +495,8 @@ class _Fetch:
         """See `Asked.read`."""
         at = _I32.size  # behind the throttle time
         if self._version >= _SESSION_FROM:
-            code, _ = _ANSWER.unpack_from(answer, at)
-            at += _ANSWER.size
+            code, _ = _ERROR_AND_SESSION.unpack_from(answer, at)
+            at += _ERROR_AND_SESSION.size
             if code != NONE:
                 return _FetchedRow(-1, code, -1, -1, -1, (), answer[:0])
         topics, name_bytes = _ANSWERED.unpack_from(answer, at)
@@ -527,7 +522,6 @@ async def _fetched(client: AIOKafkaClient, node: int, request: FetchRequest) -> 
     """Raises Unreached, KafkaError, OSError, TimeoutError."""
     if (connection := await connected(client, node)) is None:
         raise Unreached(f"node {node} of Kafka cannot be reached")
-    _watch_over(connection)
     low, high = connection._versions[FetchRequest.API_KEY]
     least, most = FETCH_VERSIONS
     if high < least or low > most:
@@ -669,11 +663,3 @@ class _Waiting:
 
         looking.add_done_callback(ended)
         self.outcome.add_done_callback(lambda _: looking.cancel())
-
-
-def _watch_over(connection: AIOKafkaConnection) -> None:
-    """Have a connection end when its bytes are not acknowledged any more: behind a partition of the network they would
-    be held, and delivered later."""
-    if connection._writer is not None and (own := connection._writer.get_extra_info("socket")) is not None:
-        with suppress(OSError):
-            own.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAD_AFTER_MS)

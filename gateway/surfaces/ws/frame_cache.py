@@ -48,7 +48,7 @@ RENDERS_A_READ_MAX = 2
 """Of one read, one after the other: enough for all small records of FETCH_BYTES, which are not read again then."""
 
 CACHE_BYTES_MAX = 16 * 1024 * 1024
-"""For readers who are about as far as others. Much of it is of use to nobody where there is one reader."""
+"""Frames are kept for readers who follow close behind others: a server with a single reader uses none of them."""
 
 
 @dataclass(frozen=True, slots=True)

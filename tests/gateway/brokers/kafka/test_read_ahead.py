@@ -45,6 +45,18 @@ async def read(ahead: ReadAhead, log: Log, offset: int, *, size: int = 10, has_m
     return bytes(found.batches)
 
 
+async def waiting_for_an_answer() -> tuple[ReadAhead, Log, asyncio.Task[bytes]]:
+    """A reader who waits for what is held at offset 2, asked for ahead."""
+    ahead, log = ReadAhead(), Log()
+    log.held[2] = asyncio.Event()
+    for offset in range(2):
+        await read(ahead, log, offset)
+    reading = asyncio.create_task(read(ahead, log, 2))
+    await turns()
+    assert not reading.done()
+    return ahead, log, reading
+
+
 async def turns(count: int = 5) -> None:
     for _ in range(count):
         await asyncio.sleep(0)
@@ -135,13 +147,7 @@ async def test_what_nobody_takes_is_let_go_of(monkeypatch: pytest.MonkeyPatch) -
 
 
 async def test_an_answer_on_its_way_is_waited_for() -> None:
-    ahead, log = ReadAhead(), Log()
-    log.held[2] = asyncio.Event()
-    for offset in range(2):
-        await read(ahead, log, offset)
-    reading = asyncio.create_task(read(ahead, log, 2))
-    await turns()
-    assert not reading.done()
+    ahead, log, reading = await waiting_for_an_answer()
     log.held[2].set()
     assert await reading == b"2"
     assert log.asked.count(2) == 1
@@ -149,12 +155,7 @@ async def test_an_answer_on_its_way_is_waited_for() -> None:
 
 
 async def test_who_goes_away_calls_it_off() -> None:
-    ahead, log = ReadAhead(), Log()
-    log.held[2] = asyncio.Event()
-    for offset in range(2):
-        await read(ahead, log, offset)
-    reading = asyncio.create_task(read(ahead, log, 2))
-    await turns()
+    _, log, reading = await waiting_for_an_answer()
     reading.cancel()
     await asyncio.wait([reading])
     assert reading.cancelled()
