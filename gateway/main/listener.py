@@ -29,7 +29,7 @@ from gateway.surfaces.http.relaying import naming_clients
 from gateway.surfaces.http.starting import RecoveryProgress, build_starting_application
 from gateway.surfaces.native.ndjson import plain_lines
 from gateway.surfaces.native.plain import PlainAcks, PlainMessages, PlainReceives, PlainTopics
-from gateway.surfaces.rest_v2.plain import V2Batches, V2Records
+from gateway.surfaces.rest_v2.plain import V2Batches, V2Pulls, V2Records
 from gateway.surfaces.rest_v3.records import plain_records
 
 BACKLOG = 1024
@@ -279,6 +279,7 @@ def fast_path_of(gateway: Gateway, request_ids: RequestIds, *, has_groups: bool 
         batches=(V2Batches(),),
         calls=(PlainReceives(gateway), PlainAcks(gateway)) if has_groups else (),
         puts=(PlainTopics(gateway),) if has_groups else (),
+        gets=(V2Pulls(gateway),),
     )  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from gateway.surfaces.http.buffers_body import BuffersBody, body_of
 from gateway.surfaces.http.media import JSON_TYPE, V2_TYPE, json_type
 from gateway.surfaces.http.statuses import status_of
 from store.limits import KiB
+from store.types import Buffer
 
 REQUEST_ID = istr("X-Request-Id")
 _REQUEST_ID_KEY = web.RequestKey("mq.request_id", str)
@@ -132,18 +133,27 @@ PART = "mq.part"
 
 
 async def packed(request: web.BaseRequest, response: web.Response) -> web.Response:
-    """The same answer with its body compressed in a thread, when it is large and the client takes zstd or gzip."""
-    accept = request.headers.get(hdrs.ACCEPT_ENCODING)
-    body = response.body
-    if accept is None or PART in request or not isinstance(body, bytes | BuffersBody) or len(body) < PACK_BYTES_MIN:
-        return response
-    coding = next((coding for coding in ("zstd", "gzip") if _accepts(accept, coding)), None)
-    if coding is not None:
-        pack = zstandard.ZstdCompressor(level=1).compress if coding == "zstd" else _gzip
-        response.body = await asyncio.to_thread(lambda: pack(body.joined() if isinstance(body, BuffersBody) else body))
-        response.headers[hdrs.CONTENT_ENCODING] = coding
-    response.headers[hdrs.VARY] = hdrs.ACCEPT_ENCODING
+    """The same answer with its body as `packed_body` has it."""
+    body, accept = response.body, request.headers.get(hdrs.ACCEPT_ENCODING)
+    if PART not in request and isinstance(body, bytes | BuffersBody):
+        packed, headers = await packed_body(accept, body.buffers if isinstance(body, BuffersBody) else (body,))
+        if packed is not None:
+            response.body = packed
+        response.headers.update(headers)
     return response
+
+
+async def packed_body(accept: str | None, buffers: Sequence[Buffer]) -> tuple[bytes | None, Mapping[str, str]]:
+    """A body compressed in a thread, when it is large and `accept` (Accept-Encoding) has zstd or gzip, else None; and
+    the headers that say how it is."""
+    if accept is None or sum(map(len, buffers)) < PACK_BYTES_MIN:
+        return None, {}
+    coding = next((coding for coding in ("zstd", "gzip") if _accepts(accept, coding)), None)
+    if coding is None:
+        return None, {hdrs.VARY: hdrs.ACCEPT_ENCODING}
+    pack = zstandard.ZstdCompressor(level=1).compress if coding == "zstd" else _gzip
+    packed = await asyncio.to_thread(lambda: pack(b"".join(buffers)))
+    return packed, {hdrs.CONTENT_ENCODING: coding, hdrs.VARY: hdrs.ACCEPT_ENCODING}
 
 
 def _accepts(accept_encoding: str, coding: str) -> bool:

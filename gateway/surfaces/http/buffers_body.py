@@ -34,6 +34,11 @@ class BuffersBody(Payload):
         """The body as text, for logs."""
         return self.joined().decode(encoding, errors)
 
+    @property
+    def buffers(self) -> Sequence[Buffer]:
+        """What it lies in."""
+        return self._value
+
     def joined(self) -> bytes:
         """The body in one piece: a copy."""
         return b"".join(self._value)

@@ -16,7 +16,7 @@ in time, is parsed and answered as if the fast path had never had it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from time import time_ns
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
@@ -37,6 +37,7 @@ from gateway.surfaces.http.heads import END, HeadMemo
 from gateway.surfaces.http.read_turns import LARGE_READ_BYTES, ReadTurns, let_read, stop_reading
 from gateway.surfaces.http.write_watchdog import WriteWatchdog
 from store.limits import KiB
+from store.types import Buffer
 
 RETRY_AFTER_S = 1
 BODY_WAIT_S = 1.0
@@ -104,8 +105,8 @@ class Client(Protocol):
         """Whether its connection is open."""
         ...
 
-    def reply(self, answer: bytes | None) -> None:
-        """Answer it; None: have aiohttp answer it."""
+    def reply(self, answer: bytes | Sequence[Buffer] | None) -> None:
+        """Answer it, with what may lie in several buffers; None: have aiohttp answer it."""
         ...
 
     async def taken(self) -> None:
@@ -132,8 +133,8 @@ class FastPath(Protocol[Meaning]):
         """Whether its client may send requests, and the same head again, so that it is worth remembering."""
         ...
 
-    def named(self, meaning: Meaning, request_id: str) -> Meaning:
-        """The same for a request whose client gave it another id."""
+    def named(self, meaning: Meaning, request_id: str | None, offset: int | None) -> Meaning:
+        """The same for a request whose client gave it another id, or asks for another offset; None: as it was."""
         ...
 
     def principal_of(self, meaning: Meaning) -> str | None:
@@ -396,9 +397,9 @@ class Connection(web.RequestHandler):
         if fast_path is not None and self._is_between_requests and self._is_idle():
             found = fast_path.heads.find(data)
             if found is not None:
-                meaning, start, end, request_id = found
-                if request_id is not None:
-                    meaning = fast_path.named(meaning, request_id)
+                meaning, start, end, request_id, offset = found
+                if request_id is not None or offset is not None:
+                    meaning = fast_path.named(meaning, request_id, offset)
                 if len(data) == end:
                     if fast_path.take(meaning, data, start, self):
                         self._meaning = meaning
@@ -562,7 +563,7 @@ class Connection(web.RequestHandler):
         with suppress(ConnectionError):
             await self._drain_helper()
 
-    def reply(self, answer: bytes | None) -> None:
+    def reply(self, answer: bytes | Sequence[Buffer] | None) -> None:
         """See Client."""
         taken, self._taken, transport = self._taken, None, self.transport
         assert taken is not None
@@ -576,7 +577,10 @@ class Connection(web.RequestHandler):
             if taken.__class__ is not bytes:
                 assert self._parser is not None
                 self._parser.message_consumed()
-            transport.write(answer)
+            if isinstance(answer, bytes):
+                transport.write(answer)
+            else:
+                transport.writelines(answer)
             self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
         if self._handler_waiter is not None and not self._handler_waiter.done():
             self._handler_waiter.set_result(None)

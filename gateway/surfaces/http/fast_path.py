@@ -1,5 +1,5 @@
-"""The fast path: POSTs of one plain record, or of one raw batch, what consumers of queue mode ask for all the time, and
-topics that are made by the thousand, answered without aiohttp's requests and responses.
+"""The fast path: POSTs of one plain record, or of one raw batch, pulls, what consumers of queue mode ask for all the
+time, and topics that are made by the thousand, answered without aiohttp's requests and responses.
 
 All records of one turn of the event loop that go to the same partition are one batch, one append and one future.
 
@@ -49,13 +49,24 @@ from gateway.surfaces.http.admission import payer_of
 from gateway.surfaces.http.answer_memory import SMALL_BYTES, Allowance
 from gateway.surfaces.http.answers import RequestIds, error_answer
 from gateway.surfaces.http.auditing import act_of, fields_of
+from gateway.surfaces.http.buffers_body import JOINED_BYTES_MAX
 from gateway.surfaces.http.caller import Caller
 from gateway.surfaces.http.connection import Client
 from gateway.surfaces.http.context import Gateway, RouteStats
 from gateway.surfaces.http.heads import HeadMemo
 from gateway.surfaces.http.media import JSON_TYPE
 from gateway.surfaces.http.origins import Origins
-from gateway.surfaces.http.plain import Asked, BatchForm, CallForm, Form, RecordForm, head_of, is_plain
+from gateway.surfaces.http.plain import (
+    Asked,
+    BatchForm,
+    CallForm,
+    Form,
+    RecordForm,
+    Text,
+    Whole,
+    head_of,
+    is_plain,
+)
 from gateway.surfaces.http.send_options import name_of_acks
 from store.limits import KiB
 from store.types import Acks, Appended, Buffer
@@ -122,8 +133,9 @@ class FastPath:
         batches: Sequence[BatchForm],
         calls: Sequence[CallForm],
         puts: Sequence[CallForm] = (),
+        gets: Sequence[CallForm] = (),
     ) -> None:
-        """`puts`: calls by PUT; all others are by POST."""
+        """`puts`, `gets`: calls by PUT and GET; all others are by POST."""
         self.heads: HeadMemo[Plain] = HeadMemo()
         self._loop = asyncio.get_running_loop()
         self._authenticator = gateway.authenticator
@@ -133,11 +145,12 @@ class FastPath:
         self._producer = gateway.producer
         self._topic_of = gateway.routes_table.topic
         self._request_ids = request_ids
-        self._records, self._batch_forms, self._call_forms, self._put_forms = records, batches, calls, puts
+        self._records, self._batch_forms, self._call_forms = records, batches, calls
+        self._forms_of = {hdrs.METH_PUT: puts, hdrs.METH_GET: gets}
         self._trail = gateway.trail
         self._stats = {
             name: gateway.stats.routes.setdefault(name, RouteStats())
-            for form in (*records, *batches, *calls, *puts)
+            for form in (*records, *batches, *calls, *puts, *gets)
             for name in form.routes
         }
         self._bytes_max = gateway.limits.body_bytes_max
@@ -153,10 +166,10 @@ class FastPath:
             return None
         try:
             self._check_origin(message.headers)  # of these headers the same always
-            if message.method == hdrs.METH_PUT:
-                for puts in self._put_forms:
-                    if (asked := puts.read(message)) is not None:
-                        return self._plain(message, asked, puts, calls=puts)
+            if message.method != hdrs.METH_POST:
+                for form in self._forms_of[message.method]:
+                    if (asked := form.read(message)) is not None:
+                        return self._plain(message, asked, form, calls=form)
                 return None
             for records in self._records:
                 if (asked := records.read(message)) is not None:
@@ -190,9 +203,10 @@ class FastPath:
         """See `connection.FastPath`."""
         return meaning.asked.is_repeatable and self._allows(meaning)
 
-    def named(self, meaning: Plain, request_id: str) -> Plain:
+    def named(self, meaning: Plain, request_id: str | None, offset: int | None) -> Plain:
         """See `connection.FastPath`."""
-        return meaning._replace(request_id=request_id)
+        asked = meaning.asked if offset is None else meaning.asked._replace(offset=offset)
+        return meaning._replace(asked=asked, request_id=meaning.request_id if request_id is None else request_id)
 
     def principal_of(self, meaning: Plain) -> str | None:
         """See `connection.FastPath`."""
@@ -344,7 +358,7 @@ class FastPath:
         self._serving.add(task)  # the loop itself keeps no task
         task.add_done_callback(self._serving.discard)
 
-    async def served(self, call: _Call, work: Coroutine[Any, Any, bytes | None]) -> None:
+    async def served(self, call: _Call, work: Coroutine[Any, Any, Text | None]) -> None:
         """Have a call answered by what comes of `work`, and its line written."""
         trail = None if call.plain.asked.action is None else self._trail
         if trail is not None and call.plain.request_id is None:  # its line names it, as its answer does
@@ -366,17 +380,21 @@ class FastPath:
             raise
         self.answered(call, answer, elapsed_s)
 
-    def answered(self, call: _Call, answer: bytes | None, elapsed_s: float) -> None:
+    def answered(self, call: _Call, answer: Text | None, elapsed_s: float) -> None:
         """Answer a call; None: have the normal path do it."""
         allowance, client, plain = call.allowance, call.client, call.plain
         if answer is None:
             allowance.release()
             client.reply(None)
             return
-        allowance.must_send = True  # it tells of something done
-        allowance.hold(len(answer))
-        self._reply(plain, _template(plain.asked, None), answer, client, elapsed_s)
-        if len(answer) > SMALL_BYTES:
+        if isinstance(answer, Whole):
+            size = self._reply_whole(plain, answer, client, elapsed_s)
+        else:
+            size = len(answer)
+            allowance.must_send = True  # it tells of something done
+            allowance.hold(size)
+            self._reply(plain, _template(plain.asked, None), answer, client, elapsed_s)
+        if size > SMALL_BYTES:
             self.start(_released(allowance, client))
         else:
             allowance.release()
@@ -393,23 +411,37 @@ class FastPath:
         refused = error_answer(error_of(error), request_id)
         assert isinstance(refused.body, bytes)
         plain.stats.answered(refused.status, perf_counter() - started_s)
-        template = _UNNAMED % (
-            head_of(f"{refused.status} {refused.reason}", JSON_TYPE, refused.headers.get(hdrs.RETRY_AFTER)),
-            rfc822_formatted_time().encode(),
-        )
+        status = f"{refused.status} {refused.reason}"
+        template = _unnamed(head_of(status, JSON_TYPE, refused.headers.get(hdrs.RETRY_AFTER)))
         client.reply(template % (len(refused.body), request_id.encode(), refused.body))
 
     def _reply(self, plain: Plain, template: bytes, body: bytes, client: Client, elapsed_s: float) -> None:
         plain.stats.answered(plain.asked.status, elapsed_s)
         self._send(plain, template, body, client)
 
+    def _reply_whole(self, plain: Plain, answer: Whole, client: Client, elapsed_s: float) -> int:
+        """Returns the size of the body."""
+        size = sum(map(len, answer.body))
+        head = _unnamed(plain.asked.head + answer.lines) % (size, self._id_of(plain), b"")
+        plain.stats.answered(plain.asked.status, elapsed_s)
+        buffers = (head, *answer.body)
+        self._put(client, b"".join(buffers) if size <= JOINED_BYTES_MAX else buffers)
+        return size
+
+    def _id_of(self, plain: Plain) -> bytes:
+        return (self._request_ids.new() if plain.request_id is None else plain.request_id).encode()
+
     def _send(self, plain: Plain, template: bytes, body: bytes, client: Client) -> None:
-        request_id = (self._request_ids.new() if plain.request_id is None else plain.request_id).encode()
+        request_id = self._id_of(plain)
+        if plain.asked.is_streamed:
+            self._put(client, template % (request_id, len(body), body))
+        else:
+            self._put(client, template % (len(body), request_id, body))
+
+    @staticmethod
+    def _put(client: Client, answer: bytes | Sequence[Buffer]) -> None:
         try:
-            if plain.asked.is_streamed:
-                client.reply(template % (request_id, len(body), body))
-            else:
-                client.reply(template % (len(body), request_id, body))
+            client.reply(answer)
         except Exception:  # of one connection; the others wait for their answers
             log.exception("an answer of the fast path failed")
 
@@ -430,11 +462,11 @@ class _Call:
         self.allowance = allowance
         self.started_s = perf_counter()
 
-    def answer(self, text: bytes | None) -> None:
+    def answer(self, text: Text | None) -> None:
         """See `plain.Call`."""
         self._path.answered(self, text, perf_counter() - self.started_s)
 
-    def serve(self, work: Coroutine[Any, Any, bytes | None]) -> None:
+    def serve(self, work: Coroutine[Any, Any, Text | None]) -> None:
         """See `plain.Call`."""
         self._path.start(self._path.served(self, work))
 
@@ -455,6 +487,11 @@ async def _released(allowance: Allowance, client: Client) -> None:
         await client.taken()
     finally:
         allowance.release()
+
+
+def _unnamed(head: bytes) -> bytes:
+    """Answers that begin so, but for id and body."""
+    return _UNNAMED % (head, rfc822_formatted_time().encode())
 
 
 def _template(asked: Asked, reached: Acks | None) -> bytes:

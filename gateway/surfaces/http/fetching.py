@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
+from typing import NamedTuple
 
 from aiohttp import web
 from multidict import istr
@@ -13,7 +15,7 @@ from gateway.auth.access import Permission
 from gateway.brokers.base import BrokerUnreachable
 from gateway.routing.patience import patiently
 from gateway.surfaces.http.admission import allowance_of
-from gateway.surfaces.http.answer_memory import RENDERED_FACTOR, SMALL_BYTES
+from gateway.surfaces.http.answer_memory import RENDERED_FACTOR, SMALL_BYTES, Allowance
 from gateway.surfaces.http.caller import access_of
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.rights import while_allowed
@@ -25,49 +27,37 @@ END_OFFSET = istr("Mq-End-Offset")
 EPOCH = istr("Mq-Epoch")
 
 
-async def fetch_or_wait(
-    gateway: Gateway,
-    request: web.Request,
-    topic: str,
-    partition: int,
-    offset: int,
-    *,
-    max_bytes: int,
-    timeout_ms: int,
-    wanted_bytes: int = SMALL_BYTES,
-    is_rendered: bool = True,
-    end_offset: int | None = None,
-    tag_hashes: frozenset[int] | None = None,
-) -> Fetched:
-    """What is there; when nothing is, wait up to `timeout_ms` for the first record, or until the server drains.
+class Sought(NamedTuple):
+    """What a request reads of a partition."""
 
-    `wanted_bytes`: of the answer's memory, which is reserved when the records are read; no more is read than fits,
-    but for one entry.
+    topic: str
+    partition: int
+    offset: int
+    max_bytes: int
+    wanted_bytes: int = SMALL_BYTES
+    """Of the answer's memory, which is reserved when the records are read; no more is read than fits, but for one
+    entry."""
+
+    is_rendered: bool = True
+    end_offset: int | None = None
+    tag_hashes: frozenset[int] | None = None
+
+
+async def fetch_or_wait(gateway: Gateway, request: web.Request, sought: Sought, *, timeout_ms: int) -> Fetched:
+    """What is there; when nothing is, wait up to `timeout_ms` for the first record, or until the server drains.
 
     Raises RequestError 401, 403 when the caller's rights end before the answer, else as `Consumer.fetch`.
     """
     consumer, draining = gateway.consumer, gateway.draining
     allowance = allowance_of(gateway, request)
-
-    async def look() -> Fetched:
-        room_bytes = await allowance.begin(wanted_bytes)
-        if is_rendered:
-            room_bytes //= RENDERED_FACTOR
-        try:
-            return await consumer.fetch(
-                topic, partition, offset,
-                max_bytes=max(1, min(max_bytes, room_bytes)), end_offset=end_offset, tag_hashes=tag_hashes,
-            )  # fmt: skip
-        except BrokerUnreachable:
-            allowance.release()  # others are not to wait with this one
-            raise
+    topic, partition, offset = sought[:3]
 
     async def fetch() -> Fetched:
         try:
-            return await look()
+            return await fetch_at_once(gateway, allowance, sought)
         except BrokerUnreachable as error:
             async with while_allowed(gateway, request):
-                return await patiently(look, error)
+                return await patiently(partial(fetch_at_once, gateway, allowance, sought), error)
 
     fetched = await fetch()
     # After the read: where the records of a group's own topic came from, and so who may read it, changes before them.
@@ -86,3 +76,20 @@ async def fetch_or_wait(
     fetched = await fetch()
     access_of(request).check(Permission.RECEIVE, topic=topic)
     return fetched
+
+
+async def fetch_at_once(gateway: Gateway, allowance: Allowance, sought: Sought) -> Fetched:
+    """As `fetch_or_wait`, without a wait for records, or for a node: that is BrokerUnreachable. Rights are for the
+    caller to check, behind it."""
+    topic, partition, offset, max_bytes, wanted_bytes, is_rendered, end_offset, tag_hashes = sought
+    room_bytes = await allowance.begin(wanted_bytes)
+    if is_rendered:
+        room_bytes //= RENDERED_FACTOR
+    try:
+        return await gateway.consumer.fetch(
+            topic, partition, offset,
+            max_bytes=max(1, min(max_bytes, room_bytes)), end_offset=end_offset, tag_hashes=tag_hashes,
+        )  # fmt: skip
+    except BrokerUnreachable:
+        allowance.release()  # others are not to wait with this one
+        raise

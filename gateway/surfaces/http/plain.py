@@ -4,7 +4,7 @@ read, and what is answered. The answers are, byte for byte, those of their handl
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from aiohttp import HttpVersion11, hdrs
@@ -16,7 +16,7 @@ from gateway.codec.records import ProduceRecord
 from gateway.routing.base import TopicView
 from gateway.surfaces.http.caller import Caller
 from store.limits import KiB
-from store.types import Acks
+from store.types import Acks, Buffer
 
 BODY_BYTES_MAX = 16 * KiB
 """Of a request with one record. Larger ones take the normal path; what the fast path saves would not show."""
@@ -65,6 +65,9 @@ class Asked(NamedTuple):
     action: str | None = None
     """What the trail calls it, as the route table has it."""
 
+    offset: int | None = None
+    """Where a pull begins; no part of what is remembered of a head."""
+
 
 Sent = tuple[ProduceRecord, bool, Any]
 """The record of a request, whether its key and value are JSON (as `store.types.Append` has it), and what its answer has
@@ -111,22 +114,34 @@ class BatchForm(Form, Protocol):
         ...
 
 
+class Whole(NamedTuple):
+    """An answer that has headers of its own, as lines with their ends, and whose body may lie in several buffers. Its
+    form has had it held by the caller's allowance."""
+
+    lines: bytes
+    body: Sequence[Buffer]
+
+
+Text = bytes | Whole
+"""The body of an answer, or more of it."""
+
+
 class Call(Protocol):
     """One request of a `CallForm`, until its answer. One of the two is called, once."""
 
-    def answer(self, text: bytes | None) -> None:
+    def answer(self, text: Text | None) -> None:
         """Send the body of its answer; not in the turn of the event loop in which the request came. None: the handler
         is to do it. It begins anew, so what was done up to here is undone, or does no harm when it is done twice.
         Raises nothing."""
         ...
 
-    def serve(self, work: Coroutine[Any, Any, bytes | None]) -> None:
+    def serve(self, work: Coroutine[Any, Any, Text | None]) -> None:
         """Have a task find the answer. An error of it counts as None."""
         ...
 
 
 class CallForm(Form, Protocol):
-    """Of requests that take more than one append, and soon end."""
+    """Of requests that take something else than one append, and soon end."""
 
     def begin(self, asked: Asked, body: bytes, caller: Caller, call: Call) -> None:
         """Begin to do it; `call` is answered later. An error that is raised is for the handler to answer."""
@@ -136,7 +151,7 @@ class CallForm(Form, Protocol):
 def is_plain(message: RawRequestMessage) -> bool:
     """Whether nothing about a head is of interest but its target and the values of plain headers."""
     return (
-        message.method in (hdrs.METH_POST, hdrs.METH_PUT)
+        message.method in (hdrs.METH_POST, hdrs.METH_PUT, hdrs.METH_GET)
         and message.version == HttpVersion11
         and not (message.should_close or message.upgrade or message.chunked)
         and PLAIN_HEADERS.issuperset([name for name, _ in message.raw_headers])

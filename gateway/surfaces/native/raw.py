@@ -41,7 +41,7 @@ from gateway.errors import OFFSET_OUT_OF_RANGE, RECORD_PART_ILLEGAL, RequestErro
 from gateway.surfaces.http.answers import check_accept, json_answer
 from gateway.surfaces.http.conditions import expected_offset
 from gateway.surfaces.http.context import Gateway
-from gateway.surfaces.http.fetching import BEGINNING_OFFSET, END_OFFSET, EPOCH, NEXT_OFFSET, fetch_or_wait
+from gateway.surfaces.http.fetching import BEGINNING_OFFSET, END_OFFSET, EPOCH, NEXT_OFFSET, Sought, fetch_or_wait
 from gateway.surfaces.http.idempotency import mark_replayed, request_identity
 from gateway.surfaces.http.reading import partition_in, read_query
 from gateway.surfaces.http.send_options import (
@@ -116,7 +116,9 @@ async def read_raw(gateway: Gateway, request: web.Request, _: bytes) -> web.Resp
     assert partition is not None
     topic_id = gateway.routes_table.topic(topic).topic_id
     offset = await gateway.consumer.resolve_offset(topic, partition, request.match_info["offset"])
-    fetched = await fetch_or_wait(gateway, request, topic, partition, offset, max_bytes=1, timeout_ms=timeout_ms)
+    fetched = await fetch_or_wait(
+        gateway, request, Sought(topic, partition, offset, max_bytes=1), timeout_ms=timeout_ms
+    )
     bounds = {BEGINNING_OFFSET: str(fetched.min_offset), END_OFFSET: str(fetched.max_offset), EPOCH: str(topic_id)}
     if offset == fetched.max_offset:
         return web.Response(status=204, headers={NEXT_OFFSET: str(offset), **bounds})

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -36,11 +36,19 @@ from gateway.errors import EPOCH_CHANGED, OFFSET_OUT_OF_RANGE, RequestError, dra
 from gateway.routing.patience import patiently
 from gateway.surfaces.http.admission import allowance_of
 from gateway.surfaces.http.answer_memory import RENDERED_FACTOR, SMALL_BYTES, WHOLE_BYTES_MAX, Allowance
-from gateway.surfaces.http.answers import packed
+from gateway.surfaces.http.answers import packed, packed_body
 from gateway.surfaces.http.buffers_body import body_of
-from gateway.surfaces.http.caller import access_of
+from gateway.surfaces.http.caller import Caller, access_of
 from gateway.surfaces.http.context import Gateway
-from gateway.surfaces.http.fetching import BEGINNING_OFFSET, END_OFFSET, EPOCH, NEXT_OFFSET, fetch_or_wait
+from gateway.surfaces.http.fetching import (
+    BEGINNING_OFFSET,
+    END_OFFSET,
+    EPOCH,
+    NEXT_OFFSET,
+    Sought,
+    fetch_at_once,
+    fetch_or_wait,
+)
 from gateway.surfaces.http.media import (
     LINES_TYPES,
     RecordsType,
@@ -51,6 +59,7 @@ from gateway.surfaces.http.media import (
     records_type,
     schemas_for,
 )
+from gateway.surfaces.http.plain import Whole
 from gateway.surfaces.http.reading import partition_in, read_query
 from gateway.surfaces.http.streaming import PIECE_RECORDS_MAX, StreamedAnswer, pieces, records_at_once, rendered_pieces
 from gateway.surfaces.rest_v2.schema_records import RECORDS_AT_ONCE, deserialized
@@ -111,8 +120,11 @@ class _Pull:
 async def fetch_records(gateway: Gateway, request: web.Request, _: bytes) -> web.StreamResponse:
     """Records of one partition from an offset on, and where the next pull begins."""
     query = read_query(FetchQuery, request, gateway)
-    kind = _form_of(request, query.format, has_schemas=gateway.schemas is not None)
-    pull = await _pull_of(gateway, request, kind, query)
+    kind = form_of(request.headers, query.format, has_schemas=gateway.schemas is not None)
+    topic, partition = request.match_info["topic"], partition_in(request)
+    assert partition is not None
+    pull = _pull_of(gateway, topic, partition, kind, query)
+    pull.start = await gateway.consumer.resolve_offset(topic, partition, _offset_spec(query))
     fetched = await _fetch(gateway, request, pull)
     if not fetched.min_offset <= pull.start <= fetched.max_offset:
         pull.start = _reset(query.reset, pull.start, fetched)
@@ -124,6 +136,54 @@ async def fetch_records(gateway: Gateway, request: web.Request, _: bytes) -> web
     if kind.is_lines:
         return await _streamed(gateway, request, pull, fetched)
     return await _answer(gateway, request, pull, fetched, _bounds_headers(pull, fetched))
+
+
+async def pulled_at_once(
+    gateway: Gateway,
+    caller: Caller,
+    topic: str,
+    partition: int,
+    start: int,
+    kind: RecordsType,
+    query: FetchQuery,
+    accept_encoding: str | None,
+) -> Whole | None:
+    """What `fetch_records` answers to a query without a filter, in a form that is neither lines nor by schemas, from
+    this offset on; None where that has to wait, to send the answer in pieces, or to refuse. Raises as it does."""
+    pull = _pull_of(gateway, topic, partition, kind, query)
+    pull.start = start
+    allowance = caller.allowance
+    fetched = await fetch_at_once(gateway, allowance, _sought(pull))
+    caller.access.check(Permission.RECEIVE, topic=topic)  # as in `fetch_or_wait`
+    entries = fetched.entries
+    if not fetched.min_offset <= start <= fetched.max_offset or (pull.timeout_ms and not entries):
+        return None
+    if entries:
+        is_more = entries[-1].next_offset < min(pull.last, fetched.max_offset)
+        if is_more and allowance.is_ample and pull.max_bytes > _one_read_bytes(pull):
+            return None  # in pieces; those who ask for as much say so again
+        pull.start = max(start, entries[0].base_offset)  # a takeover has left a gap
+    headers = _bounds_headers(pull, fetched)
+    made, next_offset = await _taken(gateway, pull, entries, allowance.room_bytes)
+    end = (await _extent(gateway, pull, fetched, next_offset))[0] if allowance.is_ample else next_offset
+    entries.clear()
+    if end > next_offset:
+        return None
+    packed: bytes | None = None
+    if not pull.is_raw:
+        made = _array(made)
+        size = sum(map(len, made))
+        packed, more = await packed_body(accept_encoding, made)
+        headers |= more
+    else:
+        size = sum(map(len, made))
+    body = made if packed is None else (packed,)
+    allowance.made()
+    if not allowance.hold(size if packed is None else len(packed)):
+        return None
+    _count(gateway, pull, next_offset, size)
+    lines = [f"{name}: {text}\r\n" for name, text in ({NEXT_OFFSET: str(next_offset)} | headers).items()]
+    return Whole("".join(lines).encode(), body)
 
 
 async def fetch_messages(
@@ -206,10 +266,14 @@ async def _answer(
         answer = StreamedAnswer(gateway, request, content_type=pull.kind.content_type, headers=headers)
         return await _in_pieces(gateway, request, pull, answer, made, next_offset, end)
     body = body_of(made if pull.is_raw else _array(made))
-    gateway.stats.fetched_record_count += next_offset - pull.start
-    gateway.stats.fetched_byte_count += len(body)
+    _count(gateway, pull, next_offset, len(body))
     response = web.Response(body=body, headers=headers)
     return response if pull.is_raw else await packed(request, response)
+
+
+def _count(gateway: Gateway, pull: _Pull, next_offset: int, size: int) -> None:
+    gateway.stats.fetched_record_count += next_offset - pull.start
+    gateway.stats.fetched_byte_count += size
 
 
 async def _in_pieces(
@@ -224,12 +288,10 @@ async def _in_pieces(
     """Send what is made, up to `next_offset`, and go on to `end`; each piece is read when there is room for it."""
     if request.method == hdrs.METH_HEAD:
         return answer.response
-    stats = gateway.stats
     opening = b"["
     try:
         while True:
-            stats.fetched_record_count += next_offset - pull.start
-            stats.fetched_byte_count += sum(map(len, made))
+            _count(gateway, pull, next_offset, sum(map(len, made)))
             if not pull.is_raw:
                 made[0] = b"".join((opening, made[0]))
                 if next_offset >= end:
@@ -307,8 +369,7 @@ async def _extent(gateway: Gateway, pull: _Pull, fetched: Fetched, next_offset: 
     they take more than one read. `fetched` is the first of them, of which `next_offset` is reached."""
     at, last, left_bytes, batch_bytes = pull.start, pull.last, pull.max_bytes, 0
     entries, high = fetched.entries, fetched.max_offset
-    one_read_bytes = WHOLE_BATCHES_BYTES_MAX if pull.is_raw else WHOLE_BYTES_MAX // RENDERED_FACTOR
-    if not entries or pull.max_bytes <= one_read_bytes:
+    if not entries or pull.max_bytes <= _one_read_bytes(pull):
         return (next_offset if pull.is_raw or not entries else min(last, entries[-1].next_offset)), 0
     while True:
         for entry in entries:
@@ -326,11 +387,14 @@ async def _extent(gateway: Gateway, pull: _Pull, fetched: Fetched, next_offset: 
         entries = fetched.entries
 
 
-async def _pull_of(gateway: Gateway, request: web.Request, kind: RecordsType, query: FetchQuery) -> _Pull:
+def _one_read_bytes(pull: _Pull) -> int:
+    """What is read at once for an answer."""
+    return WHOLE_BATCHES_BYTES_MAX if pull.is_raw else WHOLE_BYTES_MAX // RENDERED_FACTOR
+
+
+def _pull_of(gateway: Gateway, topic: str, partition: int, kind: RecordsType, query: FetchQuery) -> _Pull:
+    """Its `start` is for the caller to find."""
     limits = gateway.limits
-    topic = request.match_info["topic"]
-    partition = partition_in(request)
-    assert partition is not None
     if kind.is_lines:
         bytes_default = bytes_max = records_max = OFFSET_MAX  # bounded by how fast the client reads
     elif kind.schema_format is not None:
@@ -350,7 +414,7 @@ async def _pull_of(gateway: Gateway, request: web.Request, kind: RecordsType, qu
         max_records=min(query.max_records or records_max, records_max),
         stop=query.end_offset,
         tag_filter=parse_filter(query.filter),
-        start=await gateway.consumer.resolve_offset(topic, partition, _offset_spec(query)),
+        start=0,
     )
 
 
@@ -362,20 +426,20 @@ def _bounds_headers(pull: _Pull, fetched: Fetched) -> dict[str, str]:
     }
 
 
-def _form_of(request: web.Request, name: str | None, *, has_schemas: bool) -> RecordsType:
+def form_of(headers: Mapping[str, str], name: str | None, *, has_schemas: bool) -> RecordsType:
     """The form that the parameter `format` names, else the one that Accept asks for."""
     if name is None:
-        return records_type(request.headers.get(hdrs.ACCEPT, "*/*"), has_schemas=has_schemas)
+        return records_type(headers.get(hdrs.ACCEPT, "*/*"), has_schemas=has_schemas)
     fmt = any_format_named(name) if has_schemas else format_named(name)
     if isinstance(fmt, SchemaFormat):
         return kafka_records_type(fmt)
-    accepted = _lines_accepted(request)
+    accepted = _lines_accepted(headers)
     return kafka_records_type(fmt) if accepted is None else accepted._replace(fmt=fmt)
 
 
-def _lines_accepted(request: web.Request) -> RecordsType | None:
+def _lines_accepted(headers: Mapping[str, str]) -> RecordsType | None:
     """The lines that Accept asks for beside a `format=`; None when it does not."""
-    name = prefers(request.headers.get(hdrs.ACCEPT, ""), *LINES_TYPES)
+    name = prefers(headers.get(hdrs.ACCEPT, ""), *LINES_TYPES)
     return None if name is None else records_type(name)
 
 
@@ -406,16 +470,17 @@ def _reset(reset: str | None, offset: int, fetched: Fetched) -> int:
 async def _fetch(gateway: Gateway, request: web.Request, pull: _Pull, timeout_ms: int | None = None) -> Fetched:
     if timeout_ms is None:
         timeout_ms = pull.timeout_ms
-    return await fetch_or_wait(
-        gateway,
-        request,
+    return await fetch_or_wait(gateway, request, _sought(pull), timeout_ms=timeout_ms if pull.start < pull.stop else 0)
+
+
+def _sought(pull: _Pull) -> Sought:
+    return Sought(
         pull.topic,
         pull.partition,
         pull.start,
         max_bytes=pull.max_bytes,
         wanted_bytes=_wanted_bytes(pull),
         is_rendered=not pull.is_raw,
-        timeout_ms=timeout_ms if pull.start < pull.stop else 0,
         end_offset=min(pull.stop, pull.start + pull.max_records) if pull.tag_filter is None else None,
         tag_hashes=None if pull.tag_filter is None else pull.tag_filter.hashes,
     )

@@ -1,4 +1,4 @@
-"""Plain requests of the REST Proxy's v2 API, for the fast path: one JSON record, or one raw batch."""
+"""Plain requests of the REST Proxy's v2 API, for the fast path: one JSON record, one raw batch, or a pull."""
 
 from __future__ import annotations
 
@@ -11,15 +11,22 @@ from aiohttp.http_parser import RawRequestMessage
 
 from gateway.api.producer import BatchReceipt, Receipt
 from gateway.api.render import batch_receipt_as_json
+from gateway.api.shapes.queries import FetchQuery
+from gateway.auth.access import Permission
 from gateway.codec.json_text import parse_json
 from gateway.codec.records import Format, ProduceRecord, open_envelope, parse_records, plain_record
 from gateway.codec.schema_parts import SchemaFormat
 from gateway.routing.base import TopicView
 from gateway.settings.limits import Limits
+from gateway.surfaces.http.caller import Caller
+from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.media import V2_TYPE, json_type, sent_format
-from gateway.surfaces.http.plain import ACKS, BODY_BYTES_MAX, TOPIC, Asked, Sent, head_of
+from gateway.surfaces.http.plain import ACKS, BODY_BYTES_MAX, TOPIC, Asked, Call, Sent, head_of
+from gateway.surfaces.http.reading import query_of
 from gateway.surfaces.http.send_options import acks_named
+from gateway.surfaces.rest_v2.fetch import form_of, pulled_at_once
 from store.limits import MiB
+from store.types import OFFSET_MAX
 
 BATCH_BODY_BYTES_MAX = 1 * MiB
 """Of a raw batch that is checked in one turn of the event loop."""
@@ -29,6 +36,8 @@ _BODY = (
     b'{"offsets":[{"partition":%d,"offset":%d,"error_code":null,"error":null}],'
     b'"key_schema_id":null,"value_schema_id":null}'
 )
+_PARAMETERS = r"(?:[a-z_]+=[a-z0-9]+&)*offset=[0-9]+(?:&[a-z_]+=[a-z0-9]+)*"
+_PULL = re.compile(rf"/topics/{TOPIC}/partitions/([0-9]{{1,9}})/records\?{_PARAMETERS}", re.ASCII)
 _ROUTES = ("produce", "produce_partition")
 
 
@@ -84,3 +93,37 @@ class V2Batches:
     def answer(self, receipt: BatchReceipt) -> bytes:
         """See `plain.BatchForm`."""
         return orjson.dumps({"offsets": [batch_receipt_as_json(receipt)]})
+
+
+class V2Pulls:
+    """Pulls that find records at once, or need not wait, and whose answer is sent whole; see `plain.CallForm`. To wait,
+    to send in pieces, and to refuse are for the handler."""
+
+    routes = ("fetch",)
+    bytes_max = 0
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+
+    def read(self, message: RawRequestMessage) -> Asked | None:
+        """See `plain.Form`."""
+        match = _PULL.fullmatch(message.path)
+        headers = message.headers
+        if match is None or hdrs.CONTENT_LENGTH in headers:
+            return None
+        query = query_of(FetchQuery, message.url.query, self._gateway.limits)
+        kind = form_of(headers, query.format, has_schemas=self._gateway.schemas is not None)
+        if kind.is_lines or kind.schema_format is not None or query.filter is not None or query.timestamp is not None:
+            return None
+        return Asked(
+            match[1], int(match[2]), None, "fetch", head_of("200 OK", kind.content_type),
+            detail=(kind, query, headers.get(hdrs.ACCEPT_ENCODING)), permission=Permission.RECEIVE,
+        )  # fmt: skip
+
+    def begin(self, asked: Asked, body: bytes, caller: Caller, call: Call) -> None:
+        """See `plain.CallForm`."""
+        topic, partition, start = asked.topic, asked.partition, asked.offset
+        assert partition is not None
+        assert start is not None
+        start = min(start, OFFSET_MAX)  # to be refused, as what is beyond
+        call.serve(pulled_at_once(self._gateway, caller, topic, partition, start, *asked.detail))
