@@ -51,7 +51,7 @@ _ID_BYTES = len(_IDS[0])
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,%d}" % REQUEST_ID_CHARS_MAX)
 _ID_NAME = b"x-request-id"
 _GET = b"GET "
-_OFFSET = re.compile(rb"GET /[!-~]*?[?&]offset=([0-9]{1,%d})(?=[& ])" % OFFSET_DIGITS_MAX)
+_OFFSET = re.compile(rb"GET /[!->@-~]*\?(?:[!-%%'-~]*&)*?offset=([0-9]{1,%d})(?=[& ])" % OFFSET_DIGITS_MAX)
 
 Meaning = TypeVar("Meaning")
 
