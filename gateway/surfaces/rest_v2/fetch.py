@@ -82,6 +82,9 @@ PIECE_BYTES = 512 * KiB
 SCATTERED_MAX = 16
 """Texts of one answer that are sent as they are; more of them, which are smaller, are joined first."""
 
+SHOWN_BYTES = 100
+"""What a rendered record has at least beside its topic, key and value."""
+
 SCHEMA_BYTES_MAX = 1 * MiB
 """Of the batches of one answer in a schema format."""
 
@@ -160,30 +163,28 @@ async def pulled_at_once(
         return None
     if entries:
         is_more = entries[-1].next_offset < min(pull.last, fetched.max_offset)
-        if is_more and allowance.is_ample and pull.max_bytes > _one_read_bytes(pull):
-            return None  # in pieces; those who ask for as much say so again
+        is_more = is_more and pull.max_bytes > _one_read_bytes(pull)
+        if allowance.is_ample and (is_more or not (pull.is_raw or _is_whole(pull, entries, allowance.room_bytes))):
+            return None  # in pieces: before any record is rendered, which would be in vain
         pull.start = max(start, entries[0].base_offset)  # a takeover has left a gap
-    headers = _bounds_headers(pull, fetched)
+    bounds = _bounds_headers(pull, fetched)
     made, next_offset = await _taken(gateway, pull, entries, allowance.room_bytes)
     end = (await _extent(gateway, pull, fetched, next_offset))[0] if allowance.is_ample else next_offset
     entries.clear()
     if end > next_offset:
         return None
-    packed: bytes | None = None
+    body: Sequence[Buffer] = made if pull.is_raw else _array(made)
+    size = sum(map(len, body))
+    headers = {NEXT_OFFSET: str(next_offset), **bounds}
     if not pull.is_raw:
-        made = _array(made)
-        size = sum(map(len, made))
-        packed, more = await packed_body(accept_encoding, made)
+        packed, more = await packed_body(accept_encoding, body)
         headers |= more
-    else:
-        size = sum(map(len, made))
-    body = made if packed is None else (packed,)
+        body = body if packed is None else (packed,)
     allowance.made()
-    if not allowance.hold(size if packed is None else len(packed)):
+    if not allowance.hold(sum(map(len, body))):
         return None
     _count(gateway, pull, next_offset, size)
-    lines = [f"{name}: {text}\r\n" for name, text in ({NEXT_OFFSET: str(next_offset)} | headers).items()]
-    return Whole("".join(lines).encode(), body)
+    return Whole("".join([f"{name}: {text}\r\n" for name, text in headers.items()]).encode(), body)
 
 
 async def fetch_messages(
@@ -385,6 +386,12 @@ async def _extent(gateway: Gateway, pull: _Pull, fetched: Fetched, next_offset: 
             pull.topic, pull.partition, at, max_bytes=min(left_bytes, _EXTENT_READ_BYTES), end_offset=last
         )
         entries = fetched.entries
+
+
+def _is_whole(pull: _Pull, entries: Sequence[Entry], room_bytes: int) -> bool:
+    """Whether so many bytes seem to have room for what the records become."""
+    count = min(pull.last, entries[-1].next_offset) - pull.start
+    return sum([entry.size for entry in entries]) + count * (SHOWN_BYTES + len(pull.topic)) <= room_bytes
 
 
 def _one_read_bytes(pull: _Pull) -> int:

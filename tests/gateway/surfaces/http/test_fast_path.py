@@ -907,11 +907,18 @@ async def test_the_fast_path_is_open_over_tls(taken: list[bytes], tmp_path: Path
     trusting = ssl.create_default_context(cafile=str(cert))
     async with served(gateway, tls=tls) as port:
         reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusting)
-        for sent in (request(ONE, ORDINARY), request(), request()):
+        large = request(b'{"records":[{"value":"%b"}]}' % (b"x" * 300_000), target="/topics/orders/partitions/1")
+        pull = b"GET /topics/orders/partitions/1/records?offset=%d HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        bodies = []
+        for sent in (request(ONE, ORDINARY), request(), request(), large, large, pull % 1, pull % 0, pull % 1):
             writer.write(sent)
-            assert (await answer(reader))[0].startswith("HTTP/1.1 200")
+            head, body = await answer(reader)
+            assert head.startswith("HTTP/1.1 200")
+            bodies.append(body)
         writer.close()
-    assert taken == [ONE, ONE]
+    assert taken == [ONE, ONE, b"", b""]
+    assert len(bodies[6]) > 2 * 300_000
+    assert bodies[7] == bodies[5]
 
 
 async def test_what_follows_an_ordinary_answer_at_once_takes_the_lane(

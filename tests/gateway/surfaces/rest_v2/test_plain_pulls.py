@@ -6,6 +6,7 @@ import asyncio
 import re
 from dataclasses import replace
 
+import orjson
 import pytest
 
 from gateway.brokers.base import BrokerUnreachable
@@ -14,6 +15,7 @@ from gateway.surfaces.http.answers import PACK_BYTES_MIN
 from gateway.surfaces.http.connection import Client
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.fast_path import FastPath, Plain
+from gateway.surfaces.rest_v2 import fetch
 from store import record_batch
 from store.limits import MiB
 from store.record_batch import Record
@@ -217,6 +219,32 @@ async def test_an_answer_in_pieces_is_for_the_ordinary_way() -> None:
                     writer.close()
             assert bodies == [bodies[0]] * 4, (query, accept)
     assert gateway.stats.answers.held_bytes == 0
+
+
+async def test_what_grows_beyond_one_answer_is_not_rendered_in_vain(
+    taken: list[int | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Small records become many times as large as they are."""
+    gateway, broker = await orders()
+    for _ in range(10):
+        await send(broker, *[b"1"] * 5_000)
+    rendered: list[int] = []
+    texts = fetch._texts
+
+    async def noting(gateway: Gateway, pull: fetch._Pull, *args: object) -> object:
+        rendered.append(pull.start)
+        return await texts(gateway, pull, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(fetch, "_texts", noting)
+    async with served(gateway) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for offset in (0, 1, 45_000):
+            rendered.clear()
+            writer.write(pull(f"offset={offset}"))
+            assert len(orjson.loads(await whole_body(reader))) == 50_000 - offset
+            assert len(rendered) == len(set(rendered)), offset
+        writer.close()
+    assert taken == [1, 45_000]
 
 
 async def whole_body(reader: asyncio.StreamReader) -> bytes:
