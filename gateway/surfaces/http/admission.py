@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from time import monotonic
+from typing import cast
 
 from aiohttp import HttpVersion10, hdrs, web
 
@@ -25,6 +26,7 @@ from gateway.errors import RATE_LIMITED, TOPIC_NOT_FOUND, RequestError
 from gateway.settings.limits import Limits
 from gateway.surfaces.http.answer_memory import Allowance
 from gateway.surfaces.http.caller import Caller, access_of, grant
+from gateway.surfaces.http.connection import Connection
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.origins import Origins
 
@@ -94,7 +96,11 @@ def allowance_of(gateway: Gateway, request: web.Request) -> Allowance:
 def caller_of(gateway: Gateway, request: web.Request) -> Caller:
     """Who has sent a request that was admitted."""
     return Caller(
-        access_of(request), request.remote, allowance_of(gateway, request), lambda: request.transport is not None
+        access_of(request),
+        request.remote,
+        allowance_of(gateway, request),
+        lambda: request.transport is not None,
+        lambda: cast(Connection, request.protocol).lost(),
     )
 
 

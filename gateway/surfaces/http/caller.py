@@ -30,6 +30,9 @@ class Caller(NamedTuple):
     is_there: Callable[[], bool]
     """Whether its connection is still open."""
 
+    lost: Callable[[], asyncio.Future[None]]
+    """Done when that has ended."""
+
     @property
     def name(self) -> str:
         """For people who look."""

@@ -105,6 +105,10 @@ class Client(Protocol):
         """Whether its connection is open."""
         ...
 
+    def lost(self) -> asyncio.Future[None]:
+        """Done when its connection has ended."""
+        ...
+
     def reply(self, answer: bytes | Sequence[Buffer] | None) -> None:
         """Answer it, with what may lie in several buffers; None: have aiohttp answer it."""
         ...

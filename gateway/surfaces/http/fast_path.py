@@ -349,7 +349,7 @@ class FastPath:
         remote = client.remote
         allowance = Allowance(self._answers, payer_of(access, remote or ""), self._answering_bytes_max)
         call = _Call(self, plain, body, access, client, allowance)
-        form.begin(plain.asked, body, Caller(access, remote, allowance, client.is_there), call)
+        form.begin(plain.asked, body, Caller(access, remote, allowance, client.is_there, client.lost), call)
         return True
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 from typing import NamedTuple
 
-from aiohttp import web
 from multidict import istr
 
 from gateway.api.read import Fetched, Tail
@@ -14,11 +12,10 @@ from gateway.api.tasks import when_set
 from gateway.auth.access import Permission
 from gateway.brokers.base import BrokerUnreachable
 from gateway.routing.patience import patiently
-from gateway.surfaces.http.admission import allowance_of
-from gateway.surfaces.http.answer_memory import RENDERED_FACTOR, SMALL_BYTES, Allowance
-from gateway.surfaces.http.caller import access_of
+from gateway.surfaces.http.answer_memory import RENDERED_FACTOR, SMALL_BYTES
+from gateway.surfaces.http.caller import Caller
 from gateway.surfaces.http.context import Gateway
-from gateway.surfaces.http.rights import while_allowed
+from gateway.surfaces.http.rights import while_there
 from store.waits import is_set_within
 
 NEXT_OFFSET = istr("Mq-Next-Offset")
@@ -43,53 +40,52 @@ class Sought(NamedTuple):
     tag_hashes: frozenset[int] | None = None
 
 
-async def fetch_or_wait(gateway: Gateway, request: web.Request, sought: Sought, *, timeout_ms: int) -> Fetched:
+async def fetch_or_wait(gateway: Gateway, caller: Caller, sought: Sought, *, timeout_ms: int) -> Fetched:
     """What is there; when nothing is, wait up to `timeout_ms` for the first record, or until the server drains.
 
-    Raises RequestError 401, 403 when the caller's rights end before the answer, else as `Consumer.fetch`.
+    Raises RequestError 401, 403 when the caller's rights end before the answer, ConnectionError when the client goes
+    while it waits, else as `Consumer.fetch`.
     """
-    consumer, draining = gateway.consumer, gateway.draining
-    allowance = allowance_of(gateway, request)
-    topic, partition, offset = sought[:3]
+    consumer, draining, allowance = gateway.consumer, gateway.draining, caller.allowance
+    topic, partition, offset, max_bytes, wanted_bytes, is_rendered, end_offset, tag_hashes = sought
+
+    async def look() -> Fetched:
+        room_bytes = await allowance.begin(wanted_bytes)
+        if is_rendered:
+            room_bytes //= RENDERED_FACTOR
+        try:
+            return await consumer.fetch(
+                topic, partition, offset,
+                max_bytes=max(1, min(max_bytes, room_bytes)), end_offset=end_offset, tag_hashes=tag_hashes,
+            )  # fmt: skip
+        except BrokerUnreachable:
+            allowance.release()  # others are not to wait with this one
+            raise
 
     async def fetch() -> Fetched:
         try:
-            return await fetch_at_once(gateway, allowance, sought)
+            return await look()
         except BrokerUnreachable as error:
-            async with while_allowed(gateway, request):
-                return await patiently(partial(fetch_at_once, gateway, allowance, sought), error)
+            async with while_there(gateway, caller.access, caller.lost()):
+                return await patiently(look, error)
 
     fetched = await fetch()
     # After the read: where the records of a group's own topic came from, and so who may read it, changes before them.
-    access_of(request).check(Permission.RECEIVE, topic=topic)
+    caller.access.check(Permission.RECEIVE, topic=topic)
     if fetched.entries or timeout_ms == 0 or offset != fetched.max_offset or draining.is_set():
         return fetched
     allowance.release()
     woken = asyncio.Event()
     gateway.stats.long_poll_count += 1
     try:
-        async with while_allowed(gateway, request), consumer.watching([Tail(topic, partition, offset)], woken.set):
+        async with (
+            while_there(gateway, caller.access, caller.lost()),
+            consumer.watching([Tail(topic, partition, offset)], woken.set),
+        ):
             with when_set(draining, woken.set):
                 await is_set_within(woken, timeout_ms / 1000)
     finally:
         gateway.stats.long_poll_count -= 1
     fetched = await fetch()
-    access_of(request).check(Permission.RECEIVE, topic=topic)
+    caller.access.check(Permission.RECEIVE, topic=topic)
     return fetched
-
-
-async def fetch_at_once(gateway: Gateway, allowance: Allowance, sought: Sought) -> Fetched:
-    """As `fetch_or_wait`, without a wait for records, or for a node: that is BrokerUnreachable. Rights are for the
-    caller to check, behind it."""
-    topic, partition, offset, max_bytes, wanted_bytes, is_rendered, end_offset, tag_hashes = sought
-    room_bytes = await allowance.begin(wanted_bytes)
-    if is_rendered:
-        room_bytes //= RENDERED_FACTOR
-    try:
-        return await gateway.consumer.fetch(
-            topic, partition, offset,
-            max_bytes=max(1, min(max_bytes, room_bytes)), end_offset=end_offset, tag_hashes=tag_hashes,
-        )  # fmt: skip
-    except BrokerUnreachable:
-        allowance.release()  # others are not to wait with this one
-        raise

@@ -141,7 +141,7 @@ class Call(Protocol):
 
 
 class CallForm(Form, Protocol):
-    """Of requests that take something else than one append, and soon end."""
+    """Of requests that take something else than one append."""
 
     def begin(self, asked: Asked, body: bytes, caller: Caller, call: Call) -> None:
         """Begin to do it; `call` is answered later. An error that is raised is for the handler to answer."""

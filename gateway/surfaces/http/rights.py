@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import cast
 
 from aiohttp import web
@@ -27,19 +27,21 @@ def ended() -> RequestError:
     return unauthenticated("These credentials have ended meanwhile: revoked, or expired.")
 
 
-@asynccontextmanager
-async def while_allowed(gateway: Gateway, request: web.BaseRequest) -> AsyncIterator[None]:
+def while_allowed(gateway: Gateway, request: web.BaseRequest) -> AbstractAsyncContextManager[None]:
     """Cancel the block when its caller's rights end, or its client goes. Raises RequestError 401/40101, or
     ConnectionError, then.
 
     For waiting that may be given up at any moment. Rules that change without ending the rights cancel nothing: ask for
     the permission again behind the block, before anything is answered.
     """
-    access = access_of(request)
+    return while_there(gateway, access_of(request), cast(Connection, request.protocol).lost())
+
+
+@asynccontextmanager
+async def while_there(gateway: Gateway, access: Access, lost: asyncio.Future[None]) -> AsyncIterator[None]:
+    """As `while_allowed`, of whoever has these rights and this connection, which is lost when the future is done."""
     loop = asyncio.get_running_loop()
     limit = asyncio.timeout(left_s(gateway, access))
-    lost = cast(Connection, request.protocol).lost()
-
     is_within = True
 
     def end(_: object = None) -> None:

@@ -38,6 +38,7 @@ from gateway.codec.tags import (
     TAG_HEADER,
 )
 from gateway.errors import OFFSET_OUT_OF_RANGE, RECORD_PART_ILLEGAL, RequestError, invalid
+from gateway.surfaces.http.admission import caller_of
 from gateway.surfaces.http.answers import check_accept, json_answer
 from gateway.surfaces.http.conditions import expected_offset
 from gateway.surfaces.http.context import Gateway
@@ -116,9 +117,8 @@ async def read_raw(gateway: Gateway, request: web.Request, _: bytes) -> web.Resp
     assert partition is not None
     topic_id = gateway.routes_table.topic(topic).topic_id
     offset = await gateway.consumer.resolve_offset(topic, partition, request.match_info["offset"])
-    fetched = await fetch_or_wait(
-        gateway, request, Sought(topic, partition, offset, max_bytes=1), timeout_ms=timeout_ms
-    )
+    sought = Sought(topic, partition, offset, max_bytes=1)
+    fetched = await fetch_or_wait(gateway, caller_of(gateway, request), sought, timeout_ms=timeout_ms)
     bounds = {BEGINNING_OFFSET: str(fetched.min_offset), END_OFFSET: str(fetched.max_offset), EPOCH: str(topic_id)}
     if offset == fetched.max_offset:
         return web.Response(status=204, headers={NEXT_OFFSET: str(offset), **bounds})

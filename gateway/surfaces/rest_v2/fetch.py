@@ -34,7 +34,7 @@ from gateway.codec.schema_parts import SchemaFormat
 from gateway.codec.texts import Texts, render_texts_in_steps, single_texts_in_steps
 from gateway.errors import EPOCH_CHANGED, OFFSET_OUT_OF_RANGE, RequestError, draining, invalid
 from gateway.routing.patience import patiently
-from gateway.surfaces.http.admission import allowance_of
+from gateway.surfaces.http.admission import allowance_of, caller_of
 from gateway.surfaces.http.answer_memory import RENDERED_FACTOR, SMALL_BYTES, WHOLE_BYTES_MAX, Allowance
 from gateway.surfaces.http.answers import packed, packed_body
 from gateway.surfaces.http.buffers_body import body_of
@@ -46,7 +46,6 @@ from gateway.surfaces.http.fetching import (
     EPOCH,
     NEXT_OFFSET,
     Sought,
-    fetch_at_once,
     fetch_or_wait,
 )
 from gateway.surfaces.http.media import (
@@ -128,10 +127,11 @@ async def fetch_records(gateway: Gateway, request: web.Request, _: bytes) -> web
     assert partition is not None
     pull = _pull_of(gateway, topic, partition, kind, query)
     pull.start = await gateway.consumer.resolve_offset(topic, partition, _offset_spec(query))
-    fetched = await _fetch(gateway, request, pull)
+    caller = caller_of(gateway, request)
+    fetched = await _fetch(gateway, caller, pull)
     if not fetched.min_offset <= pull.start <= fetched.max_offset:
         pull.start = _reset(query.reset, pull.start, fetched)
-        fetched = await _fetch(gateway, request, pull)
+        fetched = await _fetch(gateway, caller, pull)
     if fetched.entries and fetched.entries[0].base_offset > pull.start:  # a takeover has left a gap
         pull.start = fetched.entries[0].base_offset
     if kind.schema_format is not None:
@@ -141,7 +141,7 @@ async def fetch_records(gateway: Gateway, request: web.Request, _: bytes) -> web
     return await _answer(gateway, request, pull, fetched, _bounds_headers(pull, fetched))
 
 
-async def pulled_at_once(
+async def pulled(
     gateway: Gateway,
     caller: Caller,
     topic: str,
@@ -152,14 +152,13 @@ async def pulled_at_once(
     accept_encoding: str | None,
 ) -> Whole | None:
     """What `fetch_records` answers to a query without a filter, in a form that is neither lines nor by schemas, from
-    this offset on; None where that has to wait, to send the answer in pieces, or to refuse. Raises as it does."""
+    this offset on; None where that is in pieces, or for an offset that is out of bounds. Raises as it does."""
     pull = _pull_of(gateway, topic, partition, kind, query)
     pull.start = start
     allowance = caller.allowance
-    fetched = await fetch_at_once(gateway, allowance, _sought(pull))
-    caller.access.check(Permission.RECEIVE, topic=topic)  # as in `fetch_or_wait`
+    fetched = await _fetch(gateway, caller, pull)
     entries = fetched.entries
-    if not fetched.min_offset <= start <= fetched.max_offset or (pull.timeout_ms and not entries):
+    if not fetched.min_offset <= start <= fetched.max_offset:
         return None
     if entries:
         is_more = entries[-1].next_offset < min(pull.last, fetched.max_offset)
@@ -203,7 +202,7 @@ async def fetch_messages(
         timeout_ms=0,
         tag_filter=None,
     )
-    fetched = await _fetch(gateway, request, pull)
+    fetched = await _fetch(gateway, caller_of(gateway, request), pull)
     if kind.schema_format is not None:
         return await _by_schemas(gateway, request, pull, fetched, kind.schema_format, has_bounds=False)
     return await _answer(gateway, request, pull, fetched, None)
@@ -256,7 +255,7 @@ async def _answer(
         if allowance.is_ample:  # else it is as large as it may be
             end, batch_bytes = await _extent(gateway, pull, fetched, next_offset)
     else:
-        made, next_offset = await _taken_filtered(gateway, request, pull, fetched)
+        made, next_offset = await _taken_filtered(gateway, caller_of(gateway, request), pull, fetched)
         end = next_offset
     fetched.entries.clear()  # callers still have it while the answer is written
     if bounds is not None:
@@ -474,14 +473,10 @@ def _reset(reset: str | None, offset: int, fetched: Fetched) -> int:
     )
 
 
-async def _fetch(gateway: Gateway, request: web.Request, pull: _Pull, timeout_ms: int | None = None) -> Fetched:
+async def _fetch(gateway: Gateway, caller: Caller, pull: _Pull, timeout_ms: int | None = None) -> Fetched:
     if timeout_ms is None:
         timeout_ms = pull.timeout_ms
-    return await fetch_or_wait(gateway, request, _sought(pull), timeout_ms=timeout_ms if pull.start < pull.stop else 0)
-
-
-def _sought(pull: _Pull) -> Sought:
-    return Sought(
+    sought = Sought(
         pull.topic,
         pull.partition,
         pull.start,
@@ -491,6 +486,7 @@ def _sought(pull: _Pull) -> Sought:
         end_offset=min(pull.stop, pull.start + pull.max_records) if pull.tag_filter is None else None,
         tag_hashes=None if pull.tag_filter is None else pull.tag_filter.hashes,
     )
+    return await fetch_or_wait(gateway, caller, sought, timeout_ms=timeout_ms if pull.start < pull.stop else 0)
 
 
 def _wanted_bytes(pull: _Pull) -> int:
@@ -580,9 +576,7 @@ async def _single_texts(pull: _Pull, entries: Sequence[Entry], low: int, high: i
     return await in_turns(single_texts_in_steps(objects))
 
 
-async def _taken_filtered(
-    gateway: Gateway, request: web.Request, pull: _Pull, fetched: Fetched
-) -> tuple[list[Buffer], int]:
+async def _taken_filtered(gateway: Gateway, caller: Caller, pull: _Pull, fetched: Fetched) -> tuple[list[Buffer], int]:
     """As `_taken`, for the records that the filter wants; goes on reading until there is one."""
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + pull.timeout_ms / 1000
@@ -596,7 +590,7 @@ async def _taken_filtered(
                     next_offset = entries[-1].next_offset if is_cut else fetched.next_offset
                     return [entry.batch for entry in entries], next_offset
             else:
-                texts, next_offset = await _wanted(pull, fetched, allowance_of(gateway, request).room_bytes)
+                texts, next_offset = await _wanted(pull, fetched, caller.allowance.room_bytes)
                 if texts:
                     return texts, next_offset
             pull.start = min(max(fetched.next_offset, pull.start), max(pull.stop, pull.start))
@@ -605,7 +599,7 @@ async def _taken_filtered(
                 break
             if gateway.draining.is_set():
                 break
-            fetched = await _fetch(gateway, request, pull, max(left_ms, 0))
+            fetched = await _fetch(gateway, caller, pull, max(left_ms, 0))
         return [], pull.start
     finally:
         pull.start = first
@@ -651,6 +645,7 @@ async def _streamed(gateway: Gateway, request: web.Request, pull: _Pull, fetched
     answer = StreamedAnswer(gateway, request, content_type=pull.kind.content_type, headers=headers)
     if request.method == hdrs.METH_HEAD:
         return answer.response
+    caller = caller_of(gateway, request)
     left_records, left_bytes = pull.max_records, pull.max_bytes
     stats = gateway.stats
     try:
@@ -680,9 +675,9 @@ async def _streamed(gateway: Gateway, request: web.Request, pull: _Pull, fetched
                 break
             if gateway.draining.is_set():
                 raise draining()
-            access_of(request).check(Permission.RECEIVE, topic=pull.topic)
+            caller.access.check(Permission.RECEIVE, topic=pull.topic)
             at = pull.start
-            fetched = await _fetch(gateway, request, pull)
+            fetched = await _fetch(gateway, caller, pull)
             if not fetched.min_offset <= pull.start <= fetched.max_offset:
                 _reset(None, pull.start, fetched)
             if fetched.next_offset == at and not fetched.entries:

@@ -24,7 +24,7 @@ from gateway.surfaces.http.media import V2_TYPE, json_type, sent_format
 from gateway.surfaces.http.plain import ACKS, BODY_BYTES_MAX, TOPIC, Asked, Call, Sent, head_of
 from gateway.surfaces.http.reading import query_of
 from gateway.surfaces.http.send_options import acks_named
-from gateway.surfaces.rest_v2.fetch import form_of, pulled_at_once
+from gateway.surfaces.rest_v2.fetch import form_of, pulled
 from store.limits import MiB
 from store.types import OFFSET_MAX
 
@@ -96,8 +96,8 @@ class V2Batches:
 
 
 class V2Pulls:
-    """Pulls that find records at once, or need not wait, and whose answer is sent whole; see `plain.CallForm`. To wait,
-    to send in pieces, and to refuse are for the handler."""
+    """Pulls and long polls whose answer is sent whole; see `plain.CallForm`. To send in pieces, and to refuse are for
+    the handler."""
 
     routes = ("fetch",)
     bytes_max = 0
@@ -126,4 +126,4 @@ class V2Pulls:
         assert partition is not None
         assert start is not None
         start = min(start, OFFSET_MAX)  # to be refused, as what is beyond
-        call.serve(pulled_at_once(self._gateway, caller, topic, partition, start, *asked.detail))
+        call.serve(pulled(self._gateway, caller, topic, partition, start, *asked.detail))

@@ -187,6 +187,61 @@ async def test_a_pull_that_has_to_wait_is_woken(taken: list[int | None]) -> None
     assert gateway.stats.routes["fetch"].statuses == {200: 4}
 
 
+async def polling(gateway: Gateway) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not gateway.stats.long_poll_count:  # noqa: ASYNC110 -- a plain counter
+            await asyncio.sleep(0.01)
+
+
+async def test_a_wait_ends_with_its_time_or_the_server_as_without_the_lane(taken: list[int | None]) -> None:
+    gateway, broker = await orders()
+    await send(broker, b"1")
+    sent = pull("offset=1&timeout=50")
+    by_others, _, by_lane = await asked(gateway, ordinary(sent), sent, sent)
+    assert by_lane == by_others
+    assert by_lane[1] == b"[]"
+    sent = pull("offset=1&timeout=60000")
+    async with served(gateway) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for _ in range(2):
+            writer.write(sent)
+            await polling(gateway)
+            gateway.draining.set()
+            assert (await answer(reader))[1] == b"[]"
+            gateway.draining.clear()
+        writer.close()
+    assert taken == [1, 1]
+    assert gateway.stats.long_poll_count == 0
+
+
+async def test_a_wait_ends_with_its_client_and_with_its_rights(taken: list[int | None]) -> None:
+    made = await secured({"reader": ["receive:topic:orders"]})
+    bearer = f"Authorization: Bearer {made.tokens['reader']}"
+    warm, sent = pull("offset=9", bearer), pull("offset=0&timeout=60000", bearer)
+    is_by_lane = []
+    async with served(made.gateway) as port:
+        for end in ("client", "client", "client", "rights"):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(warm)
+            assert (await answer(reader))[0][9:12] == "416"
+            taken.clear()
+            writer.write(sent)
+            await polling(made.gateway)
+            if end == "client":
+                writer.transport.abort()
+            else:
+                made.authenticator.replace(replace(made.policy, tokens={}, scopes={}))
+                assert (await answer(reader))[0][9:12] == "401"
+                made.authenticator.replace(made.policy)
+                writer.close()
+            async with asyncio.timeout(PATIENCE_S):
+                while made.gateway.stats.long_poll_count or made.gateway.stats.connection_count:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            is_by_lane.append(taken == [0])
+    assert is_by_lane == [False, True, True, True], "the first of a token is for the ordinary way"
+    assert made.gateway.stats.answers.held_bytes == 0
+
+
 @pytest.mark.parametrize("coding", ["gzip, deflate, br", "zstd", "identity", "br"])
 async def test_a_large_answer_is_packed_as_without_the_lane(coding: str, taken: list[int | None]) -> None:
     gateway, broker = await orders()
