@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +24,7 @@ from gateway.surfaces.http.routes import SMALL_BODY_BYTES_MAX
 from gateway.surfaces.native.plain import RECEIVE_BYTES_MAX
 from store.errors import DiskFull
 from store.limits import KiB
+from store.types import Buffer
 from tests.gateway.fake_broker import fake_gateway
 from tests.gateway.groups.coordinator.world import World, world
 from tests.gateway.security.kit import Secured, policy_of, secured, served
@@ -74,10 +75,10 @@ def served_bodies(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 
     def noting(self: FastPath, meaning: Plain, data: bytes, start: int, client: Client) -> bool:
         class Noting:
-            remote, is_there, taken = client.remote, client.is_there, client.taken
+            remote, is_there, taken, lost = client.remote, client.is_there, client.taken, client.lost
 
             @staticmethod
-            def reply(whole: bytes | None) -> None:
+            def reply(whole: bytes | Sequence[Buffer] | None) -> None:
                 bodies.append((b"-" if whole is None else b"") + data[start:])
                 client.reply(whole)
 
