@@ -21,7 +21,7 @@ import orjson
 
 from gateway.api.acks import begin_ack
 from gateway.api.lease import AllLeases, Leases, settle
-from gateway.api.render import Template, filled_in, queue_as_json, receipt_form
+from gateway.api.render import Forms, Template, filled_in, queue_as_json
 from gateway.api.shapes.commands import Extend, Nack, Reject
 from gateway.api.shapes.groups import ExtendBody
 from gateway.api.tasks import Tasks
@@ -388,22 +388,21 @@ class Queue:
         heads: list[bytes] = []
         for run in runs:
             # A line break is in no JSON that is shown as it is (codec/records.py, R4), so here it is between two.
-            text = filled_in(self._template_of(run), run, b"\n")
+            text = filled_in(self._template_of, run, b"\n")
             heads += (
                 [orjson.dumps(self._message(one)[0]) for one in run.messages()] if text is None else text.split(b"\n")
             )
         return heads
 
-    def _template_of(self, run: Run) -> Template:
+    def _template_of(self, run: Run, forms: Forms) -> Template:
         topic = run.topic.replace("%", "%%")  # a name needs no escapes in JSON
         with_lease = not self._command.auto_ack
-        receipt, filler = receipt_form(run)
-        lease = f',"receipt":"{receipt}","visible_until":{run.until_ms}' if with_lease else ""
+        lease = f',"receipt":"{forms.receipt}","visible_until":{run.until_ms}' if with_lease else ""
         text = (
-            f'{{"topic":"{topic}","partition":{run.partition},"offset":%d,"timestamp":%d,'
-            f'"store_timestamp":{run.store_time_ms},"attempt":{run.attempt},"key":%b,"value":%b{lease}}}'
+            f'{{"topic":"{topic}","partition":{run.partition},"offset":%d,"timestamp":{forms.timestamp},'
+            f'"store_timestamp":{run.store_time_ms},"attempt":{run.attempt},"key":{forms.key},"value":%b{lease}}}'
         )
-        return text.encode(), ("offset", "timestamp", "key", "value", *([filler] if with_lease else []))
+        return text.encode(), ("offset", "timestamp", "key", "value", *(["receipt"] if with_lease else []))
 
     def _message(self, one: Delivered) -> tuple[dict[str, object], bytes]:
         message: dict[str, object] = {
