@@ -100,7 +100,8 @@ def test_records_on_a_socket(handed_out: list[Run], auto_ack: bool) -> None:
     queue = object.__new__(Queue)
     queue._command = cast(Subscribe, type("Said", (), {"auto_ack": auto_ack})())
     queue._form = Form.JSON
-    assert queue._heads(handed_out) == [orjson.dumps(queue._message(one)[0]) for one in messages_of(handed_out)]
+    each = [orjson.dumps(queue._message(one)[0]) for one in messages_of(handed_out)]
+    assert queue._lines(handed_out) == b"\n".join(each)
 
 
 @given(runs())
