@@ -8,7 +8,9 @@ be a third of their time; tests hold them against what is made here.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from operator import attrgetter
+from typing import NamedTuple
 
 import orjson
 
@@ -16,7 +18,7 @@ from gateway.api.producer import BatchReceipt, Receipt
 from gateway.codec.message_ids import MessageId
 from gateway.codec.records import are_shown_plainly, render_parts
 from gateway.codec.texts import as_json_strings, filled
-from gateway.groups.machines.receipts import RunReceipts, joined
+from gateway.groups.machines.receipts import RUN_RECORDS_MAX, RunReceipts, joined
 from gateway.groups.protocol import Accepted, Delivered, PlainRecords, RecordShown, Run, Settled
 
 _HEADERS_OF = attrgetter("headers")
@@ -84,56 +86,69 @@ def queue_as_json(message: Delivered) -> dict[str, object]:
 
 Template = tuple[bytes, Sequence[str]]
 """The text of a record of a run, with `%d` and `%b` for what differs from record to record, and what that is, in order:
-`offset`, `key`, `value`, `timestamp`, and what `receipt_form` says."""
+`offset`, `key`, `value`, `timestamp`, and `receipt`. What `Forms` has as a constant may be among them."""
 
 
-def receipt_form(run: Run) -> tuple[str, str]:
-    """How the receipts of a run stand in a template, and the name of what fills it in. What they have in common is
-    written once, without a text for each."""
-    receipts = run.receipts
-    return (f"{receipts.signed}.%d", "index") if isinstance(receipts, RunReceipts) else ("%b", "receipt")
+class Forms(NamedTuple):
+    """How the fields of a run's records stand in a template: what all have in common is written once."""
+
+    key: str
+    timestamp: str
+    receipt: str
 
 
-def filled_in(template: Template, run: Run, separator: bytes) -> bytes | None:
+_INDEXES = tuple([b"%d" % index for index in range(RUN_RECORDS_MAX)])
+
+
+def filled_in(template_of: Callable[[Run, Forms], Template], run: Run, separator: bytes) -> bytes | None:
     """The texts of a run's records as one, with what is between two of them; None where a look at each of them is
     needed. What plain records have in common is written once: to make an object of each would be a third of what
     handing records out costs. Plain are those of which key and value are known to be JSON, or are so at one look at all
     of them, without headers, and of no light queue."""
-    if run.queue is not None or (found := _columns_of(run.records)) is None:
+    records, receipts = run.records, run.receipts
+    if run.queue is not None or (found := _columns_of(records)) is None:
         return None
     keys, values, timestamps = found
-    count = len(values)
     if not are_shown_plainly(keys or (), values, json_values=run.json_values, raw_keys=run.raw_keys):
         return None
+    count = len(values)
     columns: dict[str, Sequence[object]] = {
         "offset": range(run.offset, run.offset + count),
-        "key": [b"null"] * count if keys is None else _keys_shown(keys, raw_keys=run.raw_keys),
         "value": [b"null" if value is None else value for value in values] if None in values else values,
-        "timestamp": timestamps,
     }
-    receipts = run.receipts
-    if isinstance(receipts, RunReceipts):
-        columns["index"] = range(receipts.first, receipts.first + count)
+    key, timestamp, receipt = "null", "%d", "%b"
+    if keys is not None:
+        key, columns["key"] = _keys_shown(keys, raw_keys=run.raw_keys)
+    if isinstance(timestamps, int):
+        timestamp = str(timestamps)
     else:
-        columns["receipt"] = [receipt.encode() for receipt in receipts]
-    text, names = template
-    return filled(text, [columns[name] for name in names], separator)
+        columns["timestamp"] = timestamps
+    if isinstance(receipts, RunReceipts):
+        receipt = f"{receipts.signed}.%b"
+        columns["receipt"] = _INDEXES[receipts.first : receipts.first + count]
+    else:
+        columns["receipt"] = [one.encode() for one in receipts]
+    text, names = template_of(run, Forms(key, timestamp, receipt))
+    return filled(text, [columns[name] for name in names if name in columns], separator)
 
 
 def _columns_of(
     records: Sequence[RecordShown],
-) -> tuple[Sequence[bytes | None] | None, Sequence[bytes | None], Sequence[int]] | None:
-    """Keys (None: there are none), values and timestamps; None where one has headers."""
+) -> tuple[Sequence[bytes | None] | None, Sequence[bytes | None], int | Sequence[int]] | None:
+    """Keys (None: there are none), values and timestamps (a number: of all); None where one has headers."""
     if isinstance(records, PlainRecords):
-        return records.keys, records.values, [records.timestamp] * len(records)
+        return records.keys, records.values, records.timestamp
     if any(map(_HEADERS_OF, records)):
         return None
     return list(map(_KEY_OF, records)), list(map(_VALUE_OF, records)), list(map(_TIMESTAMP_OF, records))
 
 
-def _keys_shown(keys: Sequence[bytes | None], *, raw_keys: bool) -> list[bytes]:
+def _keys_shown(keys: Sequence[bytes | None], *, raw_keys: bool) -> tuple[str, Sequence[bytes | None]]:
+    """How they stand in a template, and what is put there."""
     shown, quote = as_json_strings(keys) if raw_keys else (keys, b"")
-    return [b"null" if key is None else b"%b%b%b" % (quote, key, quote) for key in shown]
+    if None not in shown:
+        return ('"%b"' if quote else "%b"), shown
+    return "%b", [b"null" if key is None else b"%b%b%b" % (quote, key, quote) for key in shown]
 
 
 def delivered_as_list(runs: Sequence[Run], topic_id_of: Callable[[str], int | None]) -> bytes:
@@ -141,20 +156,19 @@ def delivered_as_list(runs: Sequence[Run], topic_id_of: Callable[[str], int | No
     texts: list[bytes] = []
     for run in runs:
         topic_id = topic_id_of(run.topic)
-        text = None if topic_id is None else filled_in(_template_of(run, topic_id), run, b",")
+        text = None if topic_id is None else filled_in(partial(_template_of, topic_id), run, b",")
         texts += [orjson.dumps(delivered_as_json(one, topic_id)) for one in run.messages()] if text is None else [text]
     return b",".join(texts)
 
 
-def _template_of(run: Run, topic_id: int) -> Template:
+def _template_of(topic_id: int, run: Run, forms: Forms) -> Template:
     topic = run.topic.replace("%", "%%")  # a name needs no escapes in JSON
-    receipt, filler = receipt_form(run)
     text = (
         f'{{"topic":"{topic}","partition":{run.partition},"offset":%d,"message_id":"{topic_id}-{run.partition}-%d",'
-        f'"key":%b,"value":%b,"timestamp":%d,"store_timestamp":{run.store_time_ms},'
-        f'"delivery_attempt":{run.attempt},"receipt":"{receipt}","visible_until":{run.until_ms}}}'
+        f'"key":{forms.key},"value":%b,"timestamp":{forms.timestamp},"store_timestamp":{run.store_time_ms},'
+        f'"delivery_attempt":{run.attempt},"receipt":"{forms.receipt}","visible_until":{run.until_ms}}}'
     )
-    return text.encode(), ("offset", "offset", "key", "value", "timestamp", filler)
+    return text.encode(), ("offset", "offset", "key", "value", "timestamp", "receipt")
 
 
 def settled_as_list(results: Sequence[Settled]) -> bytes:

@@ -21,7 +21,7 @@ import orjson
 
 from gateway.api.acks import begin_ack
 from gateway.api.lease import AllLeases, Leases, settle
-from gateway.api.render import Template, filled_in, queue_as_json, receipt_form
+from gateway.api.render import Forms, Template, filled_in, queue_as_json
 from gateway.api.shapes.commands import Extend, Nack, Reject
 from gateway.api.shapes.groups import ExtendBody
 from gateway.api.tasks import Tasks
@@ -338,21 +338,28 @@ class Queue:
     async def _push(self, runs: Sequence[Run], outbox: Outbox) -> None:
         """Send what was leased, as far as credit goes; what does not fit goes back."""
         is_binary = self._form is Form.BINARY
-        payloads: list[bytes] = []
+        text, payloads = b"", []
+        total, sizes = sum([len(run.receipts) for run in runs]), []
         if is_binary:
             messages = [self._message(one) for run in runs for one in run.messages()]
             heads, payloads = split_lines([head for head, _ in messages]), [payload for _, payload in messages]
+            sizes = list(map(len, payloads))
+        elif self._is_one_frame(text := self._lines(runs), total):
+            heads = []
         else:
-            heads = self._heads(runs)
-        sizes = list(map(len, payloads if is_binary else heads))
+            heads = text.split(b"\n")
+            sizes = list(map(len, heads))
         at = 0
-        while at < len(sizes):
-            self._next_bytes = sizes[at]
-            if not self.ledger.fits(sizes[at]):
-                left_runs = cut(runs, at, len(sizes))
-                await self._tasks.whole(self._groups.give_back(self.group, receipts_of(left_runs)))
-                return
-            count, size_bytes = self._cut(sizes, at)
+        while at < total:
+            if not heads:
+                count, size_bytes = total, len(text) - total + 1
+            else:
+                self._next_bytes = sizes[at]
+                if not self.ledger.fits(sizes[at]):
+                    left_runs = cut(runs, at, total)
+                    await self._tasks.whole(self._groups.give_back(self.group, receipts_of(left_runs)))
+                    return
+                count, size_bytes = self._cut(sizes, at)
             end = at + count
             self._next_bytes = 1
             self.ledger.sent(count, size_bytes)
@@ -364,7 +371,7 @@ class Queue:
             frame = messages_push(
                 self.name,
                 seq,
-                b",".join(heads[at:end]),
+                b",".join(heads[at:end]) if heads else text.replace(b"\n", b","),
                 size_bytes=size_bytes,
                 credit=self.ledger.messages.left,
                 credit_bytes=left,
@@ -374,7 +381,7 @@ class Queue:
             try:
                 await outbox.send(frame, is_binary=is_binary)
             except BaseException:
-                self._give_back_soon(cut(runs, end, len(sizes)))
+                self._give_back_soon(cut(runs, end, total))
                 raise
             self._delivered_seq = seq
             self._stats.ws_sent_message_count += count
@@ -383,27 +390,30 @@ class Queue:
                 self.begin_ack(receipts_of(going)).add_done_callback(self._auto_acked)
             at = end
 
-    def _heads(self, runs: Sequence[Run]) -> list[bytes]:
-        """Each record as `_message` has it, as JSON text."""
-        heads: list[bytes] = []
+    def _lines(self, runs: Sequence[Run]) -> bytes:
+        """Each record as `_message` has it, as JSON text. A line break is in no JSON that is shown as it is
+        (codec/records.py, R4), so it is between two."""
+        lines: list[bytes] = []
         for run in runs:
-            # A line break is in no JSON that is shown as it is (codec/records.py, R4), so here it is between two.
-            text = filled_in(self._template_of(run), run, b"\n")
-            heads += (
-                [orjson.dumps(self._message(one)[0]) for one in run.messages()] if text is None else text.split(b"\n")
-            )
-        return heads
+            text = filled_in(self._template_of, run, b"\n")
+            lines += [orjson.dumps(self._message(one)[0]) for one in run.messages()] if text is None else [text]
+        return b"\n".join(lines)
 
-    def _template_of(self, run: Run) -> Template:
+    def _is_one_frame(self, text: bytes, count: int) -> bool:
+        """Whether so many records, which are these lines, go as they are: nearly all that are received do, and the
+        size of each is asked for by none."""
+        room = min(self._command.batch, self.ledger.message_budget)
+        return self.ledger.bytes is None and count <= room and len(text) - count < FRAME_BYTES_TARGET
+
+    def _template_of(self, run: Run, forms: Forms) -> Template:
         topic = run.topic.replace("%", "%%")  # a name needs no escapes in JSON
         with_lease = not self._command.auto_ack
-        receipt, filler = receipt_form(run)
-        lease = f',"receipt":"{receipt}","visible_until":{run.until_ms}' if with_lease else ""
+        lease = f',"receipt":"{forms.receipt}","visible_until":{run.until_ms}' if with_lease else ""
         text = (
-            f'{{"topic":"{topic}","partition":{run.partition},"offset":%d,"timestamp":%d,'
-            f'"store_timestamp":{run.store_time_ms},"attempt":{run.attempt},"key":%b,"value":%b{lease}}}'
+            f'{{"topic":"{topic}","partition":{run.partition},"offset":%d,"timestamp":{forms.timestamp},'
+            f'"store_timestamp":{run.store_time_ms},"attempt":{run.attempt},"key":{forms.key},"value":%b{lease}}}'
         )
-        return text.encode(), ("offset", "timestamp", "key", "value", *([filler] if with_lease else []))
+        return text.encode(), ("offset", "timestamp", "key", "value", *(["receipt"] if with_lease else []))
 
     def _message(self, one: Delivered) -> tuple[dict[str, object], bytes]:
         message: dict[str, object] = {

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from typing import NamedTuple, cast
 
 import orjson
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from gateway.api.render import delivered_as_json, delivered_as_list, settled_as_json, settled_as_list
+from gateway.groups.machines.receipts import RUN_RECORDS_MAX, RunReceipts
 from gateway.groups.protocol import (
     LEASE_OVER,
     Accepted,
@@ -24,7 +25,7 @@ from gateway.groups.protocol import (
 from gateway.surfaces.ws.commands import Form, Subscribe
 from gateway.surfaces.ws.queue import Queue
 
-JSON = st.sampled_from([None, b"null", b'{"a":1}', b'"%d %b \\u0661"', b"[1,2]"])
+JSON = st.sampled_from([None, b"null", b'{"a":1}', b'"%d %b \\u0661"', b"[1, 2]"])
 TEXT = st.sampled_from([None, b"k", "ключ".encode(), b"\xff", b"%d", b'"'])
 
 
@@ -33,6 +34,13 @@ class Stored(NamedTuple):
     value: bytes | None
     headers: list[tuple[str, bytes | None]]
     timestamp: int
+
+
+def receipts(count: int) -> st.SearchStrategy[Sequence[str]]:
+    """As texts, or as those of one run."""
+    texts = st.lists(st.integers(0, 9).map("r2.AbC-_.{}".format), min_size=count, max_size=count)
+    of_a_run = st.integers(0, RUN_RECORDS_MAX - count).map(lambda first: RunReceipts("r2.AbC-_", first, count))
+    return st.one_of(texts, of_a_run)
 
 
 @st.composite
@@ -66,7 +74,7 @@ def runs(draw: st.DrawFn) -> Run:
         json_values=is_json,
         raw_keys=raw_keys,
         attempt=draw(st.integers(1, 2)),
-        receipts=[f"r2.AbC-_.{draw(st.integers(0, 9))}" for _ in range(count)],
+        receipts=draw(receipts(count)),
         until_ms=draw(st.integers(0, 1)),
         queue=queue,
         queue_offset=None if queue is None else 7,
@@ -92,7 +100,17 @@ def test_records_on_a_socket(handed_out: list[Run], auto_ack: bool) -> None:
     queue = object.__new__(Queue)
     queue._command = cast(Subscribe, type("Said", (), {"auto_ack": auto_ack})())
     queue._form = Form.JSON
-    assert queue._heads(handed_out) == [orjson.dumps(queue._message(one)[0]) for one in messages_of(handed_out)]
+    each = [orjson.dumps(queue._message(one)[0]) for one in messages_of(handed_out)]
+    assert queue._lines(handed_out) == b"\n".join(each)
+
+
+@given(runs())
+def test_what_is_known_to_be_json_is_shown_as_what_is_found_to_be(run: Run) -> None:
+    assume(run.json_values)
+    unknown = run._replace(json_values=False)
+    assert delivered_as_list([run], id_of) == delivered_as_list([unknown], id_of)
+    for known, looked_at in zip(run.messages(), unknown.messages(), strict=True):
+        assert orjson.dumps(delivered_as_json(known, 1)) == orjson.dumps(delivered_as_json(looked_at, 1))
 
 
 def test_a_record_by_itself_is_what_its_run_says() -> None:

@@ -15,7 +15,7 @@ from gateway.codec import texts as texts_module
 from gateway.codec.filters import parse_filter
 from gateway.codec.records import Format, are_json, render_records_in_steps
 from gateway.codec.tags import DELIVER_AT_HEADER, SCHEDULE_ID_HEADER, TAG_HEADER
-from gateway.codec.texts import KEPT_RECORDS_MIN, TextCache, render_texts_in_steps
+from gateway.codec.texts import KEPT_RECORDS_MIN, TextCache, as_json_strings, render_texts_in_steps
 from store import record_batch
 from store.limits import MiB
 from store.record_batch import ALIKE_COUNT_MIN, Record, at_once
@@ -248,3 +248,19 @@ def test_parts_that_are_json_only_together_are_not_json(parts: list[bytes]) -> N
 def test_nothing_at_all_is_json() -> None:
     assert are_json([])
     assert are_json([None, None])
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.none(),
+            st.text(max_size=4),
+            st.sampled_from(['"k"', "\\n", "\\", "a\nb", "\n", "\r\t", '\\"n', "", "\x00", "ключ", "\u2028"]),
+        ),
+        max_size=6,
+    )
+)
+def test_keys_become_json_strings_together_as_each_by_itself(keys: list[str | None]) -> None:
+    shown, quote = as_json_strings([None if key is None else key.encode() for key in keys])
+    strings = [None if one is None else quote + one + quote for one in shown]
+    assert strings == [None if key is None else orjson.dumps(key) for key in keys]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, NoReturn
 
+import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ from gateway.cluster.metadata import Unavailable
 from gateway.groups.machines.errors import GroupElsewhere, GroupFull
 from gateway.groups.machines.progress import Start, StartTime
 from gateway.groups.protocol import Receive, Received
+from gateway.surfaces.ws import queue
 from gateway.surfaces.ws.protocol import CloseCode
 from gateway.surfaces.ws.queue import RECEIVE_WAIT_MS
 from tests.clock import START_MS, FakeClock
@@ -235,6 +237,27 @@ async def test_what_does_not_fit_the_byte_credit_is_given_back_at_once() -> None
         assert 0 < sent < 4
         await until(lambda: len(talk.groups.leases) == sent)
         assert all(talk.groups.attempts[("orders", 0, n)] == 0 for n in range(sent, 4))
+
+
+@pytest.mark.parametrize("fields", [{}, {"credit_bytes": 1 << 24}])
+async def test_a_frame_ends_where_the_next_message_would_be_too_much(
+    monkeypatch: pytest.MonkeyPatch, fields: Frame
+) -> None:
+    """Whether or not the size of each is counted; a frame that holds all is written without a look at each."""
+    async with talking({"orders": 1}) as talk:
+        await talk.fill("orders", 6)
+        await talk.ask(subscribe(**QUEUE))
+        size = {len(orjson.dumps(one)) for one in await talk.messages(6)}.pop()
+    for target, counts in ((6 * size, [6]), (6 * size - 1, [5, 1]), (2 * size, [2, 2, 2]), (1, [1] * 6)):
+        monkeypatch.setattr(queue, "FRAME_BYTES_TARGET", target)
+        async with talking({"orders": 1}) as talk:
+            await talk.fill("orders", 6)
+            await talk.ask(subscribe(**QUEUE, **fields))
+            frames = [await talk.hear() for _ in counts]
+            assert [len(frame["messages"]) for frame in frames] == counts
+            assert [frame["bytes"] for frame in frames] == [count * size for count in counts]
+            assert [one["offset"] for frame in frames for one in frame["messages"]] == list(range(6))
+            assert frames[-1]["credit"] == frames[0]["credit"] + counts[0] - 6
 
 
 async def test_unsubscribe_releases_what_is_not_settled() -> None:
