@@ -1,4 +1,4 @@
-"""Plain requests of the REST Proxy's v2 API, for the fast path: one JSON record, or one raw batch."""
+"""Plain requests of the REST Proxy's v2 API, for the fast path: JSON records, or one raw batch."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from aiohttp.http_parser import RawRequestMessage
 
 from gateway.api.producer import BatchReceipt, Receipt
 from gateway.api.render import batch_receipt_as_json
+from gateway.codec.columns import columns_of, strings_of
+from gateway.codec.json_steps import STEP_BYTES
 from gateway.codec.json_text import parse_json
 from gateway.codec.records import Format, ProduceRecord, open_envelope, parse_records, plain_record
 from gateway.codec.schema_parts import SchemaFormat
 from gateway.routing.base import TopicView
 from gateway.settings.limits import Limits
 from gateway.surfaces.http.media import V2_TYPE, json_type, sent_format
-from gateway.surfaces.http.plain import ACKS, BODY_BYTES_MAX, TOPIC, Asked, Sent, head_of
+from gateway.surfaces.http.plain import ACKS, BODY_BYTES_MAX, TOPIC, Asked, Many, Sent, head_of
 from gateway.surfaces.http.send_options import acks_named
+from gateway.surfaces.rest_v2.produce import rendered_columns
 from store.limits import MiB
 
 BATCH_BODY_BYTES_MAX = 1 * MiB
@@ -30,6 +33,11 @@ _BODY = (
     b'"key_schema_id":null,"value_schema_id":null}'
 )
 _ROUTES = ("produce", "produce_partition")
+
+_FIRST = re.compile(rb'\s{0,9}+\{\s{0,9}+"records"\s{0,9}+:\s{0,9}+\[\s{0,9}+\{\s{0,9}+"(?:key|value)"')
+_LAST = re.compile(rb'"([^"\\]+)"\s{0,9}:\s{0,9}(?:"[^"\\]*"|[-+.\w]+)\s{0,9}\}\s{0,9}\]\s{0,9}\}\s{0,9}\Z')
+_LAST_BYTES = 256
+_VALUE = b'"value"'
 
 
 def _read(message: RawRequestMessage, *, is_batch: bool) -> Asked | None:
@@ -48,21 +56,31 @@ def _read(message: RawRequestMessage, *, is_batch: bool) -> Asked | None:
 
 
 class V2Records:
-    """JSON records in three formats; see `plain.RecordForm`."""
+    """JSON records in three formats; see `plain.RecordForm`. Of several those that are read in one turn of the event
+    loop."""
 
     routes = _ROUTES
-    bytes_max = BODY_BYTES_MAX
+    bytes_max = STEP_BYTES
     read = staticmethod(partial(_read, is_batch=False))
 
     def __init__(self, limits: Limits) -> None:
         self._records_max = limits.records_per_request_max
 
-    def sent(self, asked: Asked, body: bytes, view: TopicView) -> Sent | None:
+    def sent(self, asked: Asked, body: bytes, view: TopicView) -> Sent | Many | None:
         """See `plain.RecordForm`."""
         fmt: Format = asked.detail
+        is_large = len(body) > BODY_BYTES_MAX
+        if is_large and not may_be_columns(body):
+            return None
+        if is_large and fmt is Format.JSON:
+            strings = strings_of(body, records_max=self._records_max)
+            if strings is not None:
+                return Many(strings, True, rendered_columns)
         records = open_envelope(parse_json(body), records_max=self._records_max)
-        # Of several not even one is looked at: they are parsed again, by those who send them.
         if records.__class__ is not list or len(records) != 1:
+            columns = columns_of(records, fmt, raw_keys=view.raw_keys)
+            return None if columns is None else Many(columns, fmt is Format.JSON, rendered_columns)
+        if is_large:
             return None
         record = plain_record(records[0], raw_keys=view.raw_keys) if fmt is Format.JSON else None
         if record is None:
@@ -72,6 +90,16 @@ class V2Records:
     def answer(self, asked: Asked, record: ProduceRecord, detail: None, receipt: Receipt) -> bytes:
         """See `plain.RecordForm`."""
         return _BODY % receipt[:2]
+
+
+def may_be_columns(body: bytes) -> bool:
+    """False for a body that is known not to be several records of nothing but keys and values, by how it begins and
+    ends: to parse it would be in vain."""
+    first = _FIRST.match(body)
+    if first is None or body.rfind(_VALUE) < first.end():
+        return False
+    last = _LAST.search(body, len(body) - _LAST_BYTES)
+    return last is None or last[1] in (b"key", b"value")
 
 
 class V2Batches:
