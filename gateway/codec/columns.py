@@ -88,25 +88,30 @@ def strings_of(body: bytes, *, records_max: int) -> Columns | None:
 
 def columns_of(records: object, fmt: Format, *, raw_keys: bool) -> Columns | None:
     """The columns of a request's `records`; None when `parse_records` must take them, as it had better with one."""
-    if not isinstance(records, list) or len(records) < 2 or set(map(type, records)) != {dict}:
+    if not isinstance(records, list) or len(records) < 2:
         return None
     count = len(records)
-    width, rest = divmod(sum(map(len, records)), count)
-    if rest or width not in (1, 2):
-        return None
     try:
+        width, rest = divmod(sum(map(len, records)), count)
+        if rest or width not in (1, 2):
+            return None
         values = encode_column(list(map(_VALUE, records)), fmt)
         keys = encode_keys(list(map(_KEY, records)), fmt, raw_keys=raw_keys) if width == 2 else None
-    except (KeyError, RequestError):
+    except (KeyError, TypeError, RequestError):  # of what is no object, too
         return None
     if _longest(values) > _VALUE_BYTES_MAX:
         return None
-    if keys is None or keys.count(None) == count:
+    if keys is None:
         return Columns(None, values)
-    if None in keys or _longest(keys) > KEY_BYTES_MAX:
+    if None in keys:
+        return Columns(None, values) if keys.count(None) == count else None
+    if _longest(keys) > KEY_BYTES_MAX:
         return None
     return Columns(keys, values)  # type: ignore[arg-type]
 
 
 def _longest(column: Encoded) -> int:
-    return max(map(len, filter(None, column)), default=0)
+    try:
+        return max(map(len, column))  # type: ignore[arg-type]
+    except TypeError:  # of a tombstone
+        return max(map(len, filter(None, column)), default=0)
