@@ -95,8 +95,7 @@ class V2Records:
 def may_be_columns(body: bytes) -> bool:
     """False for a body that is known not to be several records of nothing but keys and values, by how it begins and
     ends: to parse it would be in vain."""
-    first = _FIRST.match(body)
-    if first is None or body.rfind(_VALUE) < first.end():
+    if _FIRST.match(body) is None or body.find(_VALUE) == body.rfind(_VALUE):
         return False
     last = _LAST.search(body, len(body) - _LAST_BYTES)
     return last is None or last[1] in (b"key", b"value")
