@@ -57,16 +57,7 @@ from gateway.surfaces.http.context import Gateway, RouteStats
 from gateway.surfaces.http.heads import HeadMemo
 from gateway.surfaces.http.media import JSON_TYPE
 from gateway.surfaces.http.origins import Origins
-from gateway.surfaces.http.plain import (
-    Asked,
-    BatchForm,
-    CallForm,
-    Form,
-    Many,
-    RecordForm,
-    head_of,
-    is_plain,
-)
+from gateway.surfaces.http.plain import Asked, BatchForm, CallForm, Form, Many, RecordForm, head_of, is_plain
 from gateway.surfaces.http.send_options import name_of_acks
 from store.errors import SealedQueue, StoreError
 from store.limits import KiB
