@@ -25,10 +25,10 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain, islice, repeat
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import zstandard
 from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
@@ -114,6 +114,18 @@ not alike."""
 CHANGED_BYTES_MIN = 512 * KiB
 """Bytes of records from which on the CRC of a batch of which only the head changes is made without a look at them
 (crc.py): that takes 6 to 17 us, a look at so much 20, and the caches."""
+
+JOINED_COUNT_MIN, JOINED_COUNT_MAX = 100, 2_000
+"""Smaller batches of columns are left to the codec: to look at their sizes takes as long. Larger ones are too: the
+offset deltas of so many are kept as they are written."""
+
+DISTINCT_SHARE = 4
+"""A batch of columns is joined when its values have a size for each so many of them, or fewer: each size has its own
+lengths, which are made for the batch."""
+
+_DELTA_BYTES = ((64, 1), (64 << 7, 2))
+"""Offset deltas below a bound take so many bytes."""
+assert _DELTA_BYTES[-1][0] >= JOINED_COUNT_MAX
 
 COMPRESS_BYTES_MIN = 4096
 """Batches below this size are never compressed."""
@@ -211,16 +223,68 @@ def _added(builder: DefaultRecordBatchBuilder, records: Sequence[Record], first:
     return len(records)
 
 
-def encode_columns(keys: Sequence[bytes] | None, values: Sequence[bytes | None], timestamp_ms: int) -> bytearray:
-    """As `encode`, for records without headers that have one timestamp. `keys` None: none has a key."""
+def encode_columns(
+    keys: Sequence[bytes] | None, values: Sequence[bytes | None], timestamp_ms: int, *, quote: bytes = b""
+) -> bytearray:
+    """As `encode`, for records without headers that have one timestamp. `keys` None: none has a key. `quote`: what
+    stands before and behind each value in its record."""
     assert values, "a batch holds at least one record"
-    builder = _builder(len(values))
+    count = len(values)
+    if JOINED_COUNT_MIN <= count <= JOINED_COUNT_MAX and (joined := _joined(keys, values, quote)) is not None:
+        return _sealed(joined, count, timestamp_ms, timestamp_ms)
+    if quote:
+        values = [b"%b%b%b" % (quote, value or b"", quote) for value in values]
+    builder = _builder(count)
     append = builder.append
     headers: list[tuple[str, bytes | None]] = []
-    for delta, (key, value) in enumerate(zip(repeat(None, len(values)) if keys is None else keys, values, strict=True)):
+    for delta, (key, value) in enumerate(zip(repeat(None, count) if keys is None else keys, values, strict=True)):
         if append(delta, timestamp_ms, key, value, headers) is None:
             raise _no_room()
     return _built(builder)
+
+
+def _joined(keys: Sequence[bytes] | None, values: Sequence[bytes | None], quote: bytes) -> bytearray | None:
+    """Room for a header, and behind it records of one time whose keys have one size, and whose values have few. None of
+    other records, and where one is a tombstone. They are joined of columns:
+
+        front             offset delta   key length   key   value length   value   front ...
+        00 (no headers of the record before), length, 00 00 (attributes, time)
+    """
+    count = len(values)
+    try:
+        sizes = list(map(len, values))  # type: ignore[arg-type]
+    except TypeError:
+        return None
+    distinct, key_sizes = set(sizes), set() if keys is None else set(map(len, keys))
+    if len(distinct) * DISTINCT_SHARE > count or len(key_sizes) > 1:
+        return None
+    key_bytes = key_sizes.pop() if key_sizes else 0
+    key_length = _NULL if keys is None else _varint_of(key_bytes)
+    quoted_bytes = 2 * len(quote)
+    lengths = {size: _varint_of(size + quoted_bytes) + quote for size in distinct}
+    fronts: list[bytes] = []
+    for last, delta_bytes in _DELTA_BYTES:
+        fixed = 3 + delta_bytes + len(key_length) + key_bytes + len(quote)
+        of_size = {
+            size: b"%b\0%b\0\0" % (quote, _varint_of(fixed + len(length) + size)) for size, length in lengths.items()
+        }
+        fronts += _looked_up(of_size, sizes[len(fronts) : last])
+    fronts[0] = bytes(HEADER_BYTES) + fronts[0][len(quote) + 1 :]
+    columns: Sequence[Sequence[bytes | None]]
+    if keys is None:  # that there is none, and the next length, are one part
+        columns = fronts, _DELTAS, _looked_up({size: _NULL + one for size, one in lengths.items()}, sizes), values
+    else:
+        columns = fronts, _DELTAS, [key_length] * count, keys, _looked_up(lengths, sizes), values
+    width = len(columns)
+    parts: list[Any] = [quote + b"\0"] * (width * count + 1)
+    for at, column in enumerate(columns):
+        parts[at:-1:width] = column[:count]
+    return bytearray().join(parts)
+
+
+def _looked_up(found: Mapping[int, bytes], sizes: Sequence[int]) -> list[bytes]:
+    """What there is for each size."""
+    return [*found.values()] * len(sizes) if len(found) == 1 else list(map(found.__getitem__, sizes))
 
 
 def record_tail(key: bytes | None, value: bytes | None, header_count: int, headers: bytes) -> bytes:
@@ -247,9 +311,13 @@ def encode_tails(tails: Sequence[bytes], timestamps_ms: Sequence[int]) -> bytear
     for delta, (tail, time_ms) in enumerate(zip(tails, timestamps_ms, strict=True)):
         front, offset = fronts[time_ms], _varint_of(delta)
         parts += (_varint_of(len(front) + len(offset) + len(tail)), front, offset, tail)
-    made = bytearray().join(parts)
+    return _sealed(bytearray().join(parts), count, base_ms, max(timestamps_ms))
+
+
+def _sealed(made: bytearray, count: int, base_ms: int, max_ms: int) -> bytearray:
+    """A batch of so many records, for whose header there is room before them."""
     _HEADER.pack_into(
-        made, 0, 0, len(made) - _LENGTH_AT, -1, _MAGIC, 0, 0, count - 1, base_ms, max(timestamps_ms), -1, -1, -1, count
+        made, 0, 0, len(made) - _LENGTH_AT, -1, _MAGIC, 0, 0, count - 1, base_ms, max_ms, -1, -1, -1, count
     )
     _seal(made)
     return _within_bounds(made)
@@ -683,6 +751,10 @@ def _varint_of(number: int) -> bytes:
         left >>= 7
     made.append(left)
     return bytes(made)
+
+
+_DELTAS = tuple(map(_varint_of, range(JOINED_COUNT_MAX)))
+"""Offset deltas as they are written."""
 
 
 def is_of_records(batch: Buffer) -> bool:

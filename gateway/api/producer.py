@@ -221,6 +221,15 @@ _Known = Callable[[_Part, Mapping[int, Original]], _Part | None]
 """Is told what of a part an earlier send has stored, by the indexes of its records; returns the rest, if any."""
 
 
+class EncodedColumns(NamedTuple):
+    """Records of a request, encoded, and on their way."""
+
+    topic: str
+    record_count: int
+    parts: Sequence[_Part]
+    elsewhere: _Elsewhere | None
+
+
 class _Send(NamedTuple):
     """What holds for all records of one request."""
 
@@ -369,8 +378,16 @@ class Producer:
         """As `produce`, for records that have nothing but a key and a value, in a third of the time. None, with
         nothing stored, for what only `produce` can do: what is too large for its topic, or for one batch. Once they are
         encoded the columns are not held any more."""
+        encoded = self.encoded_columns(topic, columns, partition=partition, json_values=json_values)
+        del columns
+        return None if encoded is None else await self.store_columns(encoded, acks=acks)
+
+    def encoded_columns(
+        self, topic: str, columns: Columns, *, partition: int | None, json_values: bool
+    ) -> EncodedColumns | None:
+        """The first part of `produce_columns`. Nothing is sent."""
         view = self._routes.topic(topic)
-        keys, values = columns
+        keys, values, quote = columns
         count = len(values)
         if view.config.selector is not None:
             return None
@@ -397,7 +414,7 @@ class Producer:
                 own_keys = None if keys is None else [keys[request_index] for request_index in request_indexes]
                 own_values = [values[request_index] for request_index in request_indexes]
             try:
-                batch = record_batch.encode_columns(own_keys, own_values, now_ms)
+                batch = record_batch.encode_columns(own_keys, own_values, now_ms, quote=quote)
             except RecordTooLarge:
                 return None
             if self._compress:
@@ -405,7 +422,11 @@ class Producer:
             route = self._routes.writable(topic, target)
             append = Append(queue=route.queue, batch=batch, record_count=len(request_indexes), json_values=json_values)
             parts.append(_Part(_Lane(target, request_indexes), route, append))
-        del columns, keys, values, own_keys, own_values
+        return EncodedColumns(topic, count, parts, elsewhere)
+
+    async def store_columns(self, encoded: EncodedColumns, *, acks: Acks | None) -> list[StoredBatch]:
+        """The second part of `produce_columns`."""
+        topic, count, parts, elsewhere = encoded
         stored = [
             StoredBatch(lane.partition, lane.request_indexes, route.to_logical(answer.base_offset), answer.acks)
             for (lane, route, _), answer in await self._store(

@@ -70,6 +70,7 @@ the first and the last are larger than what a server keeps of rendered records: 
 """
 
 REPLAYING = 4
+STRING_CHARS = 100
 
 KAFKA, KAFKA_HOST = "Kafka: ", "127.0.0.1"
 SMALL_RECORDS, LARGE_RECORDS, KB_BYTES = 15, 1_000, 1_000
@@ -188,9 +189,8 @@ def workloads(client: LoadClient) -> Mapping[str, Work]:
 
         return run
 
-    def replayed(query: str) -> Work:
+    def replayed(load_one: Request) -> Work:
         """Four connections that send the same batch again and again."""
-        load_one = Request("POST", f"/topics/sent/partitions/0{query}", _typed(), raw)
 
         async def run(tree: Tree, duration_s: float) -> float:
             url = urlsplit(tree.server.url)
@@ -263,6 +263,8 @@ def workloads(client: LoadClient) -> Mapping[str, Work]:
 
     one, batch = json_body([1]), json_body(range(RECORDS_PER_BATCH))
     raw = raw_batch(range(RECORDS_PER_BATCH))
+    strings = orjson.dumps({"records": [{"value": "x" * STRING_CHARS}] * RECORDS_PER_BATCH})
+    to_one = "/topics/sent/partitions/0"
     single, small, large = (_plain(count) for count in (1, SMALL_RECORDS, LARGE_RECORDS))
     return {
         "POST, one record, durable": load(1, Request("POST", "/topics/sent", sent, one)),
@@ -272,8 +274,10 @@ def workloads(client: LoadClient) -> Mapping[str, Work]:
             RECORDS_PER_BATCH, Request("POST", "/topics/sent", sent, batch), 32
         ),
         "POST, a raw batch of 1,000": load(RECORDS_PER_BATCH, Request("POST", "/topics/sent", _typed(), raw)),
-        "replay, a raw batch of 1,000, durable": replayed(""),
-        "replay, a raw batch of 1,000, written": replayed("?acks=written"),
+        "replay, a raw batch of 1,000, durable": replayed(Request("POST", to_one, _typed(), raw)),
+        "replay, a raw batch of 1,000, written": replayed(Request("POST", f"{to_one}?acks=written", _typed(), raw)),
+        "replay, 1,000 JSON strings, durable": replayed(Request("POST", to_one, sent, strings)),
+        "replay, 1,000 JSON strings, written": replayed(Request("POST", f"{to_one}?acks=written", sent, strings)),
         "POST, 100 delayed records": load(100, Request("POST", "/topics/sent", sent, orjson.dumps(hundred))),
         "delayed, 1,000 records a request, from the send to the push": delay,
         "pull, 1,000 JSON records": load(1000, Request("GET", JSON_PULL, {"Accept": JSON_TYPE})),

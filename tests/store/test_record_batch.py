@@ -40,6 +40,7 @@ from store.record_batch import (
     decode,
     decode_some,
     encode,
+    encode_columns,
     encode_most_in_steps,
     encode_tails,
     header_bytes,
@@ -657,3 +658,31 @@ def test_what_is_damaged_in_memory_is_not_made_good_when_it_is_numbered() -> Non
     batch[-100] ^= 1
     with pytest.raises(CorruptBatch):
         record_batch.check(record_batch.numbered(batch, 4001, 7, 90))
+
+
+@pytest.mark.parametrize("count", [1, 63, 64, 65, 99, 100, 101, 400, 1_999, 2_000, 2_001, 8_193])
+@pytest.mark.parametrize("key_bytes", [None, 0, 63, 64, 200])
+@pytest.mark.parametrize("quote", [b"", b'"'])
+def test_columns_are_encoded_as_the_same_records_are(count: int, key_bytes: int | None, quote: bytes) -> None:
+    """Joined or by the codec, and where offset deltas and lengths take another byte."""
+    random = Random(count)
+    keys = None if key_bytes is None else [random.randbytes(key_bytes) for _ in range(count)]
+    for sizes in ([100], [0], range(55, 70), range(8_180, 8_200) if count < 500 else [62], range(2, 400)):
+        values = [bytes(random.choice(sizes)) for _ in range(count)]
+        same = [
+            Record(None if keys is None else keys[at], quote + value + quote, 7, []) for at, value in enumerate(values)
+        ]
+        assert encode_columns(keys, values, 7, quote=quote) == encode(same)
+
+
+def test_so_are_columns_of_keys_of_many_sizes_and_with_tombstones() -> None:
+    keys, values = [b"k" * (at % 3) for at in range(200)], [None if at % 9 == 0 else b"v" for at in range(200)]
+    for own_keys, own_values in ((keys, [b"v"] * 200), (keys, values), (None, values), ([b"k"] * 200, values)):
+        same = [Record(None if own_keys is None else own_keys[at], value, 7, []) for at, value in enumerate(own_values)]
+        assert encode_columns(own_keys, own_values, 7) == encode(same)
+
+
+def test_columns_too_large_for_a_batch_are_refused() -> None:
+    for count in (4, 400):
+        with pytest.raises(RecordTooLarge):
+            encode_columns(None, [bytes(BATCH_BYTES_MAX // count)] * count, 7)

@@ -1,5 +1,5 @@
-"""The fast path: POSTs of one plain record, or of one raw batch, pulls, what consumers of queue mode ask for all the
-time, and topics that are made by the thousand, answered without aiohttp's requests and responses.
+"""The fast path: POSTs of plain records, or of one raw batch, pulls, what consumers of queue mode ask for all the time,
+and topics that are made by the thousand, answered without aiohttp's requests and responses.
 
 All records of one turn of the event loop that go to the same partition are one batch, one append and one future.
 
@@ -22,15 +22,16 @@ Invariants
     F1  a record is checked before it joins a batch: one bad record fails no other
     F2  a batch has BATCH_RECORDS_MAX records and BATCH_BYTES_MAX bytes at most; the next record begins another
     F3  records without a key of one turn and topic go to one partition, as those of one request do
+    F4  what is read of large bodies counts in its turn (store/turns.py); where that is full, aiohttp gets them
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from functools import lru_cache, partial
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import Any, NamedTuple
 
 from aiohttp import hdrs
@@ -39,8 +40,9 @@ from aiohttp.http_parser import RawRequestMessage
 from multidict import CIMultiDictProxy
 
 from gateway.api.errors import error_of
-from gateway.api.producer import Begun, Receipt
+from gateway.api.producer import Begun, EncodedColumns, Receipt, StoredBatch
 from gateway.api.trail_files import Act, Outcome
+from gateway.api.turns import COUNTED_BYTES
 from gateway.auth.access import Access
 from gateway.brokers.base import AnswerLost, BrokerUnreachable
 from gateway.codec.records import ProduceRecord
@@ -61,6 +63,7 @@ from gateway.surfaces.http.plain import (
     BatchForm,
     CallForm,
     Form,
+    Many,
     RecordForm,
     Text,
     Whole,
@@ -68,7 +71,9 @@ from gateway.surfaces.http.plain import (
     is_plain,
 )
 from gateway.surfaces.http.send_options import name_of_acks
+from store.errors import SealedQueue, StoreError
 from store.limits import KiB
+from store.turns import stretches
 from store.types import Acks, Appended, Buffer
 
 log = logging.getLogger(__name__)
@@ -224,7 +229,7 @@ class FastPath:
 
     def take(self, meaning: Plain, data: bytes, start: int, client: Client) -> bool:
         """See `connection.FastPath`."""
-        asked, form, batches, calls, bytes_max, _, _, _ = meaning
+        _, form, batches, calls, bytes_max, _, _, _ = meaning
         body_bytes = len(data) - start
         if body_bytes > bytes_max:
             return False
@@ -234,7 +239,6 @@ class FastPath:
                 self.heads.clear()
             if not self._allows(meaning):
                 return False
-        topic, partition, acks = asked[:3]
         try:
             if form is None:
                 if batches is not None:
@@ -242,20 +246,36 @@ class FastPath:
                 elif calls is not None:
                     return self._begin_call(meaning, calls, data[start:], client)
                 return True
-            view = self._topic_of(topic)
-            sent = form.sent(asked, data[start:], view)
-            if sent is None:
+            if body_bytes < COUNTED_BYTES:
+                return self._take_records(meaning, form, data[start:], client)
+            turn = stretches()
+            if turn.is_full:
                 return False
-            record, json_values, detail = sent
-            chosen = self._producer.batch_partition(view, record, partition)
+            began_s = thread_time()
+            try:
+                return self._take_records(meaning, form, data[start:], client)
+            finally:
+                turn.spent(thread_time() - began_s)
         except Exception:  # nothing was stored: the normal path meets the same error, and answers it
             return False
-        if chosen is None:
-            return False
-        self._join((topic, chosen[0], json_values, acks), record, (meaning, record, detail, client), body_bytes)
-        return True
 
     # ------------------------------------------------------------------------------------------------ records
+
+    def _take_records(self, plain: Plain, form: RecordForm, body: bytes, client: Client) -> bool:
+        """Raises what refuses the request."""
+        topic, partition, acks = plain.asked[:3]
+        view = self._topic_of(topic)
+        sent = form.sent(plain.asked, body, view)
+        if sent is None:
+            return False
+        if isinstance(sent, Many):
+            return self._begin_many(plain, sent, client)
+        record, json_values, detail = sent
+        chosen = self._producer.batch_partition(view, record, partition)
+        if chosen is None:
+            return False
+        self._join((topic, chosen[0], json_values, acks), record, (plain, record, detail, client), len(body))
+        return True
 
     def _join(self, way: _Way, record: ProduceRecord, waiting: _Waiting, body_bytes: int) -> None:
         batches = self._batches
@@ -312,6 +332,39 @@ class FastPath:
             assert plain.records is not None
             send(plain, template, plain.records.answer(plain.asked, record, detail, receipt), client)
         known.stats.answered(known.asked.status, elapsed_s, offset + len(batch.waiting) - known_from)
+
+    # ------------------------------------------------------------------------------------------- many records
+
+    def _begin_many(self, plain: Plain, many: Many, client: Client) -> bool:
+        """Raises what refuses the records. They are encoded at once: those of all requests of a turn would be out of
+        the processor's cache in the next one."""
+        started_s = perf_counter()
+        encoded = self._producer.encoded_columns(
+            plain.asked.topic, many.columns, partition=plain.asked.partition, json_values=many.json_values
+        )
+        if encoded is None:
+            return False
+        self.start(self._send_many(plain, encoded, many.answer, client, started_s))
+        return True
+
+    async def _send_many(
+        self,
+        plain: Plain,
+        encoded: EncodedColumns,
+        answer: Callable[[Sequence[StoredBatch], int], bytes],
+        client: Client,
+        started_s: float,
+    ) -> None:
+        count = encoded.record_count
+        try:
+            stored = await self._producer.store_columns(encoded, acks=plain.asked.acks)
+        except SealedQueue as error:  # it has been held; to begin again would hold it as long again
+            self._refuse(plain, error, client, started_s)
+        except (Exception, asyncio.CancelledError) as error:
+            self._failed(plain, error, client, started_s)
+        else:
+            template = _template(plain.asked, min(batch.acks for batch in stored))
+            self._reply(plain, template, answer(stored, count), client, perf_counter() - started_s)
 
     # -------------------------------------------------------------------------------------------- raw batches
 
@@ -406,7 +459,10 @@ class FastPath:
         is_early = perf_counter() - started_s < WAITED_S
         if not isinstance(error, AnswerLost | BrokerUnreachable) or (isinstance(error, BrokerUnreachable) and is_early):
             self._loop.call_soon(client.reply, None)
-            return
+        else:
+            self._refuse(plain, error, client, started_s)
+
+    def _refuse(self, plain: Plain, error: StoreError, client: Client, started_s: float) -> None:
         request_id = self._request_ids.new() if plain.request_id is None else plain.request_id
         refused = error_answer(error_of(error), request_id)
         assert isinstance(refused.body, bytes)

@@ -4,14 +4,15 @@ read, and what is answered. The answers are, byte for byte, those of their handl
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from aiohttp import HttpVersion11, hdrs
 from aiohttp.http_parser import RawRequestMessage
 
-from gateway.api.producer import BatchReceipt, Receipt
+from gateway.api.producer import BatchReceipt, Receipt, StoredBatch
 from gateway.auth.access import Permission
+from gateway.codec.columns import Columns
 from gateway.codec.records import ProduceRecord
 from gateway.routing.base import TopicView
 from gateway.surfaces.http.caller import Caller
@@ -74,6 +75,17 @@ Sent = tuple[ProduceRecord, bool, Any]
 to know further."""
 
 
+class Many(NamedTuple):
+    """Several records of a request."""
+
+    columns: Columns
+    json_values: bool
+    """As `Sent` has it."""
+
+    answer: Callable[[Sequence[StoredBatch], int], bytes]
+    """The body of the answer to so many records."""
+
+
 class Form(Protocol):
     """The plain requests of one route, or of some that are alike."""
 
@@ -94,11 +106,12 @@ class Form(Protocol):
 
 
 class RecordForm(Form, Protocol):
-    """Of requests with one record: those of one turn that go one way are one batch."""
+    """Of requests with one record: those of one turn that go one way are one batch. Some forms know requests with
+    several, which are sent each by itself."""
 
-    def sent(self, asked: Asked, body: bytes, view: TopicView) -> Sent | None:
-        """The record of a body; None when there is not exactly one, or only the handler knows what to do with it.
-        Raises RequestError for one that is to be refused."""
+    def sent(self, asked: Asked, body: bytes, view: TopicView) -> Sent | Many | None:
+        """The record of a body; None when only the handler knows what to do with it. Raises RequestError for one that
+        is to be refused."""
         ...
 
     def answer(self, asked: Asked, record: ProduceRecord, detail: Any, receipt: Receipt) -> bytes:

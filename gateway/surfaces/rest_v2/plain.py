@@ -1,4 +1,4 @@
-"""Plain requests of the REST Proxy's v2 API, for the fast path: one JSON record, one raw batch, or a pull."""
+"""Plain requests of the REST Proxy's v2 API, for the fast path: JSON records, one raw batch, or a pull."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from gateway.api.producer import BatchReceipt, Receipt
 from gateway.api.render import batch_receipt_as_json
 from gateway.api.shapes.queries import FetchQuery
 from gateway.auth.access import Permission
+from gateway.codec.columns import columns_of, strings_of
+from gateway.codec.json_steps import STEP_BYTES
 from gateway.codec.json_text import parse_json
 from gateway.codec.records import Format, ProduceRecord, open_envelope, parse_records, plain_record
 from gateway.codec.schema_parts import SchemaFormat
@@ -21,10 +23,11 @@ from gateway.settings.limits import Limits
 from gateway.surfaces.http.caller import Caller
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.media import V2_TYPE, json_type, sent_format
-from gateway.surfaces.http.plain import ACKS, BODY_BYTES_MAX, TOPIC, Asked, Call, Sent, head_of
+from gateway.surfaces.http.plain import ACKS, BODY_BYTES_MAX, TOPIC, Asked, Call, Many, Sent, head_of
 from gateway.surfaces.http.reading import query_of
 from gateway.surfaces.http.send_options import acks_named
 from gateway.surfaces.rest_v2.fetch import form_of, pulled
+from gateway.surfaces.rest_v2.produce import rendered_columns
 from store.limits import MiB
 from store.types import OFFSET_MAX
 
@@ -39,6 +42,11 @@ _BODY = (
 _PARAMETERS = r"(?:[a-z_]+=[a-z0-9]+&)*offset=[0-9]+(?:&[a-z_]+=[a-z0-9]+)*"
 _PULL = re.compile(rf"/topics/{TOPIC}/partitions/([0-9]{{1,9}})/records\?{_PARAMETERS}", re.ASCII)
 _ROUTES = ("produce", "produce_partition")
+
+_FIRST = re.compile(rb'\s{0,9}+\{\s{0,9}+"records"\s{0,9}+:\s{0,9}+\[\s{0,9}+\{\s{0,9}+"(?:key|value)"')
+_LAST = re.compile(rb'"([^"\\]+)"\s{0,9}:\s{0,9}(?:"[^"\\]*"|[-+.\w]+)\s{0,9}\}\s{0,9}\]\s{0,9}\}\s{0,9}\Z')
+_LAST_BYTES = 256
+_VALUE = b'"value"'
 
 
 def _read(message: RawRequestMessage, *, is_batch: bool) -> Asked | None:
@@ -57,21 +65,31 @@ def _read(message: RawRequestMessage, *, is_batch: bool) -> Asked | None:
 
 
 class V2Records:
-    """JSON records in three formats; see `plain.RecordForm`."""
+    """JSON records in three formats; see `plain.RecordForm`. Of several those that are read in one turn of the event
+    loop."""
 
     routes = _ROUTES
-    bytes_max = BODY_BYTES_MAX
+    bytes_max = STEP_BYTES
     read = staticmethod(partial(_read, is_batch=False))
 
     def __init__(self, limits: Limits) -> None:
         self._records_max = limits.records_per_request_max
 
-    def sent(self, asked: Asked, body: bytes, view: TopicView) -> Sent | None:
+    def sent(self, asked: Asked, body: bytes, view: TopicView) -> Sent | Many | None:
         """See `plain.RecordForm`."""
         fmt: Format = asked.detail
+        is_large = len(body) > BODY_BYTES_MAX
+        if is_large and not may_be_columns(body):
+            return None
+        if is_large and fmt is Format.JSON:
+            strings = strings_of(body, records_max=self._records_max)
+            if strings is not None:
+                return Many(strings, True, rendered_columns)
         records = open_envelope(parse_json(body), records_max=self._records_max)
-        # Of several not even one is looked at: they are parsed again, by those who send them.
         if records.__class__ is not list or len(records) != 1:
+            columns = columns_of(records, fmt, raw_keys=view.raw_keys)
+            return None if columns is None else Many(columns, fmt is Format.JSON, rendered_columns)
+        if is_large:
             return None
         record = plain_record(records[0], raw_keys=view.raw_keys) if fmt is Format.JSON else None
         if record is None:
@@ -81,6 +99,15 @@ class V2Records:
     def answer(self, asked: Asked, record: ProduceRecord, detail: None, receipt: Receipt) -> bytes:
         """See `plain.RecordForm`."""
         return _BODY % receipt[:2]
+
+
+def may_be_columns(body: bytes) -> bool:
+    """False for a body that is known not to be several records of nothing but keys and values, by how it begins and
+    ends: to parse it would be in vain."""
+    if _FIRST.match(body) is None or body.find(_VALUE) == body.rfind(_VALUE):
+        return False
+    last = _LAST.search(body, len(body) - _LAST_BYTES)
+    return last is None or last[1] in (b"key", b"value")
 
 
 class V2Batches:

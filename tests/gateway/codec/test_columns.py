@@ -7,7 +7,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gateway.codec.columns import Columns, columns_of
+from gateway.codec.columns import Columns, columns_of, strings_of
+from gateway.codec.json_text import parse_json
 from gateway.codec.records import Format, open_envelope, parse_records
 from gateway.errors import RequestError
 from store.limits import KEY_BYTES_MAX, RECORD_BYTES_MAX
@@ -66,6 +67,41 @@ def test_so_they_are_of_ugly_bodies(records: object, data: st.DataObject) -> Non
     except RequestError:
         return
     same(sent, Format.JSON)
+
+
+texts = st.lists(
+    st.text(max_size=6) | st.sampled_from(['"', "\\", "},{", '"},{"value":"', "\x7f", "\x1f", "ä"]), max_size=5
+)
+spaces = st.sampled_from(["", " ", "\n", "\t \r", "\x0b", "\xa0"])
+
+
+@settings(max_examples=300)
+@given(texts, spaces, spaces, st.data())
+def test_strings_are_what_parse_records_makes_of_their_text(
+    sent: list[str], space: str, other: str, data: st.DataObject
+) -> None:
+    """Of ugly bodies too; without an escape or a flaw they are always found."""
+    records = f"{space},{other}".join(f'{{{other}"value"{space}:{orjson.dumps(one).decode()}}}' for one in sent)
+    body = bytearray(f'{space}{{"records"{other}:[{records}]}}{space}'.encode())
+    flaw_count = data.draw(st.integers(0, 2))
+    for _ in range(flaw_count):
+        at = data.draw(st.integers(0, len(body) - 1))
+        body[at : at + data.draw(st.integers(0, 2))] = data.draw(
+            st.binary(max_size=3) | st.sampled_from([b'"', b"\\", b",", b"\n", b"{", b'","', b'"},{"value":"', b"\xc3"])
+        )
+    columns = strings_of(bytes(body), records_max=4)
+    is_blank = not {space, other} & {"\x0b", "\xa0"}
+    if flaw_count or b"\\" in body or not 1 < len(sent) <= 4 or not is_blank:
+        if columns is None:
+            return
+        parsed = parse_records(open_envelope(parse_json(bytes(body)), records_max=4), Format.JSON, raw_keys=False)
+    else:
+        assert columns is not None
+        parsed = parse_records([{"value": one} for one in sent], Format.JSON, raw_keys=False)
+    assert (columns.keys, columns.quote) == (None, b'"')
+    assert [b'"%b"' % value for value in columns.values if value is not None] == [record.value for record in parsed]
+    assert all(record[2:] == ([], *[None] * 9) for record in parsed)
+    assert columns.bytes_max >= max(len(record.value or b"") for record in parsed)
 
 
 @pytest.mark.parametrize("fmt", Format)

@@ -19,10 +19,11 @@ from aiohttp.base_protocol import BaseProtocol
 from aiohttp.http_parser import HttpRequestParser, RawRequestMessage
 
 from gateway.api.producer import Begun, Producer
-from gateway.brokers.base import AnswerLost, BrokerUnreachable
+from gateway.brokers.base import AnswerLost, BrokerUnreachable, PartlyStored
 from gateway.codec.records import ProduceRecord
 from gateway.main.listener import fast_path_of
 from gateway.main.tls import ServerTls
+from gateway.routing import holding
 from gateway.settings.tls import TlsConfig
 from gateway.surfaces.http import fast_path
 from gateway.surfaces.http.answers import RequestIds
@@ -31,7 +32,8 @@ from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.fast_path import BATCH_BYTES_MAX, BATCH_RECORDS_MAX, FastPath, Plain
 from gateway.surfaces.http.plain import BODY_BYTES_MAX
 from loadtest.certificates import write_certificate
-from store.errors import DiskFull, StoreError, StoreStopped
+from store import turns
+from store.errors import DiskFull, SealedQueue, StoreError, StoreStopped
 from store.record_batch import Record, encode
 from store.types import Acks, Append, Appended
 from tests.clock import FakeClock
@@ -122,8 +124,47 @@ LANE = [
 ]
 """Plain requests."""
 
-NOT_LANE = [
+LARGE = [
+    b'{"records":[%b]}' % b",".join([b'{"value":"%b"}' % (b"x" * 100)] * 500),
+    b' { "records" : [%b] } '
+    % b", ".join(b'{"value": "%05d\xc3\xbc %b"}' % (at, b"x" * (at % 50)) for at in range(1000)),
+    b'{"records":[%b]}' % b",".join([b'{"value":"\\u00fc%b"}' % (b"x" * 200)] * 100),
+    b'{"records":[%b]}' % b",".join(b'{"key":"%d","value":{"a" : [%d]}}' % (at, at) for at in range(1000)),
+    b'{"records":[%b]}' % b",".join(b'{"value":%d,"key":null}' % at for at in range(1000)),
+]
+"""Bodies of more than a record may have."""
+
+MANY = [
     request(b'{"records":[{"value":1},{"value":2}]}'),
+    request(b'{"records":[{"value":null},{"value":[1]}],"key_schema_id":null}', target="/topics/orders?acks=written"),
+    request(b'{"records":[{"key":"%b","value":1},{"value":2,"key":"b"},{"value":3,"key":[1]}]}' % (b"a" * 1024)),
+    request(b'{"records":[{"key":"a","value":1},{"key":"b","value":null}]}', target="/topics/orders/partitions/3"),
+    request(b'{"records":[{"value":"eA=="},{"value":null}]}', content_type="application/vnd.kafka.binary.v2+json"),
+    request(b'{"records":[{"value":"eA==","key":"aw=="}]}'.replace(b"]", b',{"value":"eQ==","key":"aw=="}]'),
+            "X-Request-Id: mine", content_type="application/json"),
+    request(b'{"records":[{"value":"x"},{"value":"\\n"}]}', "Accept: application/json",
+            content_type="application/vnd.kafka.text.v2+json"),
+    *(request(body) for body in LARGE),
+    request(LARGE[0], target="/topics/orders/partitions/2", content_type="application/vnd.kafka.text.v2+json"),
+]  # fmt: skip
+"""Plain requests of several records."""
+
+NOT_LANE = [
+    request(b'{"records":[{"value":1},{"value":2,"tag":"t"}]}'),
+    request(b'{"records":[{"value":1},{"key":null,"value":2}]}'),
+    request(b'{"records":[{"value":1},{"value":2}]}', target="/topics/orders/partitions/4"),
+    request(b'{"records":[{"key":"%b","value":1},{"key":"","value":2}]}' % (b"a" * 1025)),
+    request(b'{"records":[%b]}' % b",".join([b'{"value":%d}' % at for at in range(20_000)])),
+    request(LARGE[0].replace(b"x", b"\x00", 1)),
+    request(LARGE[0].replace(b"x", b"\xff", 1)),
+    request(LARGE[0].replace(b"x", b'"', 1)),
+    request(LARGE[0].replace(b"}]", b',"partition":0}]')),
+    request(LARGE[0].replace(b"[{", b'[{"partition":0,')),
+    request(LARGE[0].replace(b'},{"value"', b'},{"tag":"t","value"', 1)),
+    request(LARGE[0] + b"}"),
+    request(b'{"records":[{"value":["%b"]}]}' % (b"x" * BODY_BYTES_MAX)),
+    request(b'{"records":[{"key":"value","value":["%b"]}]}' % (b"x" * BODY_BYTES_MAX)),
+    request(b'{"records":[%b]}' % b",".join([b'{"value":"%b"}' % (b"x" * 300)] * 1000)),
     request(b'{"records":[]}'),
     request(b"[]"),
     request(b"{"),
@@ -212,6 +253,100 @@ async def test_a_plain_request_is_stored_and_answered_as_without_the_lane(sent: 
     assert [stats.statuses for stats in gateway.stats.routes.values()] == [
         stats.statuses for stats in other_gateway.stats.routes.values()
     ]
+
+
+@pytest.mark.parametrize("sent", MANY)
+async def test_several_records_are_stored_and_answered_as_without_the_lane(sent: bytes, taken: list[bytes]) -> None:
+    first = request(ONE, ORDINARY)
+    gateway, broker = await orders()
+    head, _, body = sent.partition(b"\r\n\r\n")
+    ordinary = head + f"\r\n{ORDINARY}\r\n\r\n".encode() + body
+    by_lane = await asked(gateway, first, sent, sent, request(b'{"records":[{"value":1}]}'))
+    assert len(taken) == 3
+    other_gateway, other_broker = await orders()
+    by_others = await asked(other_gateway, first, ordinary, ordinary, request(b'{"records":[{"value":1}]}', ORDINARY))
+    assert len(taken) == 3
+    assert [(plain(head), body) for head, body in by_lane] == [(plain(head), body) for head, body in by_others]
+    assert all(head.startswith("HTTP/1.1 200 OK\r\n") for head, _ in by_lane)
+    assert [replace(append, batch=bytes(append.batch)) for append in broker.appends] == [
+        replace(append, batch=bytes(append.batch)) for append in other_broker.appends
+    ]
+    assert broker.acks == other_broker.acks
+    assert gateway.producer.record_counts == other_gateway.producer.record_counts
+    assert gateway.producer.byte_count == other_gateway.producer.byte_count
+    assert [stats.statuses for stats in gateway.stats.routes.values()] == [
+        stats.statuses for stats in other_gateway.stats.routes.values()
+    ]
+
+
+async def test_large_bodies_in_a_turn_that_is_full_are_left_to_aiohttp(taken: list[bytes]) -> None:
+    gateway, broker = await orders()
+    async with served(gateway) as port:
+        reader, writer = await warmed(port)
+        for is_full in (False, True, False):
+            if is_full:
+                with pytest.MonkeyPatch.context() as patch:
+                    patch.setattr(turns, "TURN_S", -1.0)
+                    writer.write(request(LARGE[0]))
+                    assert (await answer(reader))[0].startswith("HTTP/1.1 200")
+            else:
+                writer.write(request(LARGE[0]))
+                assert (await answer(reader))[0].startswith("HTTP/1.1 200")
+        writer.close()
+    assert len(taken) == 2
+    assert broker.stored_count == 1 + 3 * 500
+
+
+@pytest.mark.parametrize(("error", "status"), [(DiskFull("full"), "507"), (StoreStopped("stopped"), "503")])
+async def test_several_records_that_are_refused_are_answered_by_the_ordinary_way(
+    error: Exception, status: str, taken: list[bytes]
+) -> None:
+    gateway, broker = await orders()
+    async with served(gateway) as port:
+        reader, writer = await warmed(port)
+        broker.error = error
+        writer.write(request(LARGE[0]))
+        head, body = await answer(reader)
+        assert head[9:12] == status
+        assert b'"request_id"' in body
+        broker.error = None
+        writer.write(request(LARGE[0]))
+        assert (await answer(reader))[0].startswith("HTTP/1.1 200")
+        writer.close()
+    assert len(taken) == 2
+    assert broker.stored_count == 1 + 500
+    assert gateway.stats.routes["produce"].statuses == {200: 2, int(status): 1}
+
+
+@pytest.mark.parametrize("error", [AnswerLost("lost"), PartlyStored([None], DiskFull("full")), SealedQueue("sealed")])
+async def test_several_records_that_may_be_stored_or_were_held_are_not_sent_again(
+    error: StoreError, taken: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are told what the ordinary way would tell of such an error."""
+    monkeypatch.setattr(holding, "HOLD_MS", 0)
+    gateway, broker = await orders()
+    async with served(gateway) as port:
+        reader, writer = await warmed(port)
+        answers = []
+        for sent in (request(LARGE[0]), request(LARGE[0], ORDINARY)):
+            called: list[None] = []
+
+            def fail(*_: object, called: list[None] = called, **__: object) -> None:
+                called.append(None)
+                raise error
+
+            with monkeypatch.context() as patch:
+                patch.setattr(broker, "append", fail)
+                writer.write(sent)
+                answers.append(await answer(reader))
+            assert len(called) == 1
+        writer.close()
+    [(head, body), (ordinary, told)] = answers
+    assert len(taken) == 1
+    assert _without_ids(head) == _without_ids(ordinary)
+    assert body.partition(b'"request_id"')[0] == told.partition(b'"request_id"')[0]
+    assert head[9:12] == "503"
+    assert broker.stored_count == 1
 
 
 @pytest.mark.parametrize("sent", NOT_LANE)
