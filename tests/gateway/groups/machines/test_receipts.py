@@ -22,8 +22,10 @@ from gateway.groups.machines.receipts import (
     in_short,
     joined,
 )
+from store.limits import LIGHT_NAME_BYTES_MAX
 
 KEY, OTHER = b"k" * 32, b"o" * 32
+NAMES = st.sampled_from(["", "inbox", "\u0160" * (LIGHT_NAME_BYTES_MAX // 2)])
 RECEIPT = Receipt(16, 3, 2**40, 2, 1_767_225_600_000, 7)
 
 
@@ -37,6 +39,7 @@ RECEIPT = Receipt(16, 3, 2**40, 2, 1_767_225_600_000, 7)
         st.integers(0, 2**63 - 1),
         st.integers(0, 2**63 - 1),
         st.just(1),
+        NAMES,
     ),
     group=st.text(max_size=20),
 )
@@ -94,7 +97,7 @@ def test_a_place_is_one_of_its_run_in_one_spelling() -> None:
 
 @given(st.lists(st.builds(
     Receipt, st.integers(16, 17), st.integers(0, 1), st.integers(0, 6), st.integers(1, 2), st.integers(5, 6),
-    st.integers(7, 8), st.just(1),
+    st.integers(7, 8), st.just(1), NAMES,
 ), max_size=12))  # fmt: skip
 def test_receipts_of_any_order_and_kind_read_back_in_their_order(wanted: list[Receipt]) -> None:
     texts = Signer([KEY]).sign_all("billing", wanted)
