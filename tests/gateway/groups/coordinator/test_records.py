@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from gateway.groups.coordinator.records import DECODED_A_TURN, Decoded, RecordReader, size_of
+from gateway.groups.coordinator.records import DECODED_A_TURN, LOOKED_AT_BYTES, Decoded, RecordReader, size_of
 from gateway.groups.machines.progress import PartitionKey
 from gateway.groups.protocol import PlainRecords
 from gateway.routing.table import RouteTable
 from store import record_batch
 from store.errors import UnknownQueue
-from store.record_batch import DecodedRecord
+from store.record_batch import DecodedRecord, Record
 from store.types import Entry, QueueKey
 from tests.gateway.groups.coordinator.world import World, world
 
@@ -114,3 +114,38 @@ async def test_many_records_that_are_alike_are_taken_apart_aside() -> None:
         found = await RecordReader(RouteTable(), run_blocking=run)._opened((16, 0), entry)
         assert isinstance(found.records, PlainRecords)
         assert (len(found.records), len(aside)) == (count, threads)
+
+
+@pytest.mark.parametrize("count", [2, 150])
+@pytest.mark.parametrize(
+    ("key", "value", "raw_keys", "are_json"),
+    [
+        (b'"k"', b'{"a": 1}', False, True),
+        (b"k-y", b'{"a": 1}', True, True),
+        (b"k-y", b'{"a": 1}', False, False),
+        (None, None, False, True),
+        (None, b"[1]", False, True),
+        (None, b"[1]]", False, False),
+        (None, b"1,1", False, False),
+        (None, b"[1,\n2]", False, False),
+        (None, b'"\xff"', False, False),
+    ],
+)
+async def test_whether_an_entry_is_json_is_looked_up_once_where_its_sender_did_not_promise(
+    count: int, key: bytes | None, value: bytes | None, raw_keys: bool, are_json: bool
+) -> None:
+    batch = bytes(record_batch.encode([Record(key, value, 7)] * count))
+    key_of = QueueKey(16, 0)
+    entry = Entry(0, len(batch), key_of, "orders", 0, count, 9, False, batch, raw_keys=raw_keys)
+    found = await RecordReader(RouteTable())._opened((16, 0), entry)
+    assert found.json_values is are_json
+    mixed = bytes(record_batch.encode([*[Record(None, b"1", 7)] * count, Record(None, b"x", 7)]))
+    entry = Entry(0, len(mixed), key_of, "orders", 0, count + 1, 9, False, mixed, raw_keys=raw_keys)
+    assert not (await RecordReader(RouteTable())._opened((16, 0), entry)).json_values
+
+
+async def test_large_entries_are_not_looked_at_whether_they_are_json() -> None:
+    for size, is_looked_at in ((LOOKED_AT_BYTES, True), (LOOKED_AT_BYTES + 1, False)):
+        batch = bytes(record_batch.encode([Record(None, b"1".rjust(size), 7)]))
+        entry = Entry(0, len(batch), QueueKey(16, 0), "orders", 0, 1, 9, False, batch)
+        assert (await RecordReader(RouteTable())._opened((16, 0), entry)).json_values is is_looked_at
