@@ -32,8 +32,8 @@ DECODED_A_TURN = 4_000
 """Records of an entry that are decoded in the event loop, in 2 ms; more are in a thread."""
 
 LOOKED_AT_BYTES = 128 * KiB
-"""Of an entry's records that are looked at, whether they are JSON, in one turn of the event loop: 0.5 ms, and 2 ms where
-they are all small objects."""
+"""Of an entry's records that are looked at, whether they are JSON, in one turn of the event loop: 0.5 ms, or 2 where
+all are small objects."""
 
 _READ_BYTES = 256 * KiB
 _LIGHT_RECORDS = 500
