@@ -65,6 +65,11 @@ the next one is encoded. 64 batches of 100 kB take 2.8 ms instead of 3.9. Each p
 UNSYNCED_BYTES_MAX = 64 * MiB
 """Bytes that were only written and are not yet synced; beyond it groups wait for the disk, however young they are."""
 
+GATHER_TURNS, GATHER_MS = 6, 1
+"""Turns of the event loop, and milliseconds, that the next sync waits at most for those whom the last one has answered:
+their answers leave in the second turn, what they send then is read in the third or later. A loop with nothing else to
+do takes 20 us for all of them."""
+
 COPIED_BYTES_MAX = 4 * KiB
 """Batches up to this size are kept in memory as bytes of their own, larger ones as a view of what was written: a view
 is two more objects for the garbage collector to look at, and takes as much memory as a small batch."""
@@ -303,6 +308,8 @@ class Writer:
                 is_asked = is_last or any(call.acks is Acks.FLUSHED for call in group)
                 if group or is_asked:
                     await self._write(loop, group, is_asked=is_asked)
+                    if is_asked and (self._waiting or len(group) > 1):  # one caller alone would wait in vain
+                        await self._gather()
                 elif self._stopping:
                     return
                 if self._flush is None and self._flush_at is not None and loop.time() >= self._flush_at:
@@ -317,6 +324,16 @@ class Writer:
                 self._alarm.cancel()
             if self._flush is not None:
                 await asyncio.gather(self._flush, return_exceptions=True)
+
+    async def _gather(self) -> None:
+        """Let those who were just answered send again, before the disk works for who came meanwhile. Else callers that
+        send one after the other fall into two halves, and each waits while the disk works for the other: a sync costs
+        the same for all of them."""
+        began_ms = self._clock.now_ms()
+        for _ in range(GATHER_TURNS):
+            await asyncio.sleep(0)
+            if self._stopping or self._clock.now_ms() - began_ms > GATHER_MS:
+                return
 
     async def _write(self, loop: asyncio.AbstractEventLoop, group: list[_Call], *, is_asked: bool) -> None:
         """Write one group, sync it if asked or behind, and answer it."""

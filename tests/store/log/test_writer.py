@@ -266,6 +266,22 @@ async def test_groups_that_wait_for_one_flush_have_one_timer(monkeypatch: pytest
     assert alarm.cancelled()
 
 
+async def test_a_sync_waits_for_those_whom_the_last_one_has_answered() -> None:
+    async with opened(SimDisk()) as store:
+        queue = QueueKey((await store.create_topic("t", 1))[0].topic_id, 0)
+
+        async def sender(count: int) -> None:
+            for _ in range(count):
+                await put(store, queue, b"x")
+
+        before = store.stats.sync_count
+        first = asyncio.create_task(sender(10))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # the first one's group has been taken
+        await asyncio.gather(first, *(sender(10) for _ in range(7)))
+        assert store.stats.sync_count - before <= 12, "not one for each half of them"
+
+
 async def found(disk: SimDisk, seed: int) -> list[bytes]:
     """The records of the topic that a power cut leaves."""
     async with opened(disk.crash(Random(seed))) as again:
