@@ -12,7 +12,7 @@ from aiohttp.http_parser import RawRequestMessage
 from gateway.api.producer import BatchReceipt, Receipt
 from gateway.api.render import batch_receipt_as_json
 from gateway.codec.json_text import parse_json
-from gateway.codec.records import Format, ProduceRecord, open_envelope, parse_records, plain_record
+from gateway.codec.records import Format, ProduceRecord, only_value, open_envelope, parse_records, plain_record
 from gateway.codec.schema_parts import SchemaFormat
 from gateway.routing.base import TopicView
 from gateway.settings.limits import Limits
@@ -29,6 +29,7 @@ _BODY = (
     b'{"offsets":[{"partition":%d,"offset":%d,"error_code":null,"error":null}],'
     b'"key_schema_id":null,"value_schema_id":null}'
 )
+_JSON = Format.JSON  # to ask an enum for its member costs as much as a call
 _ROUTES = ("produce", "produce_partition")
 
 
@@ -60,14 +61,17 @@ class V2Records:
     def sent(self, asked: Asked, body: bytes, view: TopicView) -> Sent | None:
         """See `plain.RecordForm`."""
         fmt: Format = asked.detail
-        records = open_envelope(parse_json(body), records_max=self._records_max)
+        envelope = parse_json(body)
+        if fmt is _JSON and (record := only_value(envelope)) is not None:
+            return record, True, None
+        records = open_envelope(envelope, records_max=self._records_max)
         # Of several not even one is looked at: they are parsed again, by those who send them.
         if records.__class__ is not list or len(records) != 1:
             return None
-        record = plain_record(records[0], raw_keys=view.raw_keys) if fmt is Format.JSON else None
+        record = plain_record(records[0], raw_keys=view.raw_keys) if fmt is _JSON else None
         if record is None:
             [record] = parse_records(records, fmt, raw_keys=view.raw_keys)
-        return record, fmt is Format.JSON, None
+        return record, fmt is _JSON, None
 
     def answer(self, asked: Asked, record: ProduceRecord, detail: None, receipt: Receipt) -> bytes:
         """See `plain.RecordForm`."""
