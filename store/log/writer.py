@@ -171,6 +171,7 @@ class Writer:
         self._waiting_bytes = 0
         self._loop = asyncio.get_running_loop()
         self._work = asyncio.Event()
+        self._is_held = False  # `append` leaves it to `write_held` to have what waits written
         self._alarm: asyncio.TimerHandle | None = None  # sets `_work` when it is time to flush
         self._stopping = False
         self._failure: StoreError | None = None
@@ -238,8 +239,48 @@ class Writer:
         done: asyncio.Future[list[Appended]] = self._loop.create_future()
         self._waiting.append(_Call(appends, topics, base_offsets, sizes, size, acks, done))
         self._waiting_bytes += size
-        self._work.set()
+        if not self._is_held:
+            self._work.set()
         return done
+
+    def hold(self) -> None:
+        """Have what is appended from here on wait for `write_held`; the caller calls that in the same turn of the event
+        loop."""
+        self._is_held = True
+
+    def write_held(self) -> None:
+        """Write what waits at once if nothing is to be waited for: the futures of its appends are done on return then.
+        Else `run` writes it, in a later turn of the event loop."""
+        self._is_held = False
+        if not self._waiting:
+            return
+        size = self._waiting_bytes
+        is_at_once = (
+            not (self._group or self._stopping)
+            and (self._flush is None or not self._flush.done())  # it may have failed (W3)
+            and all(call.acks is Acks.WRITTEN for call in self._waiting)
+            and not self._is_behind(self._loop.time())
+            and self._is_inline(size)
+        )
+        if not is_at_once:
+            self._work.set()
+            return
+        group, self._waiting = self._waiting, []
+        try:
+            written: list[_Written] = []
+            entries: list[Entry] = []
+            self._write_inline(group, written)
+            self._prepare_ahead(size)
+            if self._unsynced_since is None:
+                self._unsynced_since = self._loop.time()
+                self._set_alarm()
+            _make_entries(written, entries)
+            self._answer(group, entries, Acks.WRITTEN)
+        except BaseException as error:
+            self._fail(group, error)
+            self._work.set()  # `run` ends with it
+            if not isinstance(error, Exception):
+                raise
 
     def next_offset(self, queue: QueueKey) -> int:
         """The offset that the next record gets, what is under way included."""
@@ -301,7 +342,9 @@ class Writer:
         loop = asyncio.get_running_loop()
         try:
             while True:
-                await self._wait_for_work(loop)
+                await self._wait_for_work()
+                if self._failure is not None:
+                    raise self._failure
                 self._refuse_if_flush_failed()
                 group = self._group = self._take_group()
                 is_last = self._stopping and self._unsynced_since is not None
@@ -315,9 +358,8 @@ class Writer:
                 if self._flush is None and self._flush_at is not None and loop.time() >= self._flush_at:
                     self._begin_flush(loop)
         except BaseException as error:
-            self._failure = error if isinstance(error, StoreError) else StoreStopped(f"the writer stopped: {error!r}")
             group, self._group = self._group, []
-            self._refuse(group, self._failure)
+            self._fail(group, error)
             raise
         finally:
             if self._alarm is not None:
@@ -334,6 +376,11 @@ class Writer:
             await asyncio.sleep(0)
             if self._stopping or self._clock.now_ms() - began_ms > GATHER_MS:
                 return
+
+    def _fail(self, group: list[_Call], error: BaseException) -> None:
+        """End appends for good (W3)."""
+        self._failure = error if isinstance(error, StoreError) else StoreStopped(f"the writer stopped: {error!r}")
+        self._refuse(group, self._failure)
 
     async def _write(self, loop: asyncio.AbstractEventLoop, group: list[_Call], *, is_asked: bool) -> None:
         """Write one group, sync it if asked or behind, and answer it."""
@@ -401,16 +448,20 @@ class Writer:
         self._stopping = True
         self._work.set()
 
-    async def _wait_for_work(self, loop: asyncio.AbstractEventLoop) -> None:
+    async def _wait_for_work(self) -> None:
         flush = self._flush
         if self._waiting or (self._stopping if flush is None else flush.done()):
             return
         self._work.clear()
-        # The end of a flush sets `_work` as well. An alarm is left alone by what comes before it, a thousand groups
-        # perhaps: it is of the oldest of them, and at worst the writer looks once more.
-        if flush is None and self._alarm is None and (flush_at := self._flush_at) is not None:
-            self._alarm = loop.call_at(flush_at, self._ring)
+        self._set_alarm()
         await self._work.wait()
+
+    def _set_alarm(self) -> None:
+        """Have `run` look when it is time to flush. The end of a flush sets `_work` as well. An alarm is left alone by
+        what comes before it, a thousand groups perhaps: it is of the oldest of them, and at worst the writer looks once
+        more."""
+        if self._flush is None and self._alarm is None and (flush_at := self._flush_at) is not None:
+            self._alarm = self._loop.call_at(flush_at, self._ring)
 
     def _ring(self) -> None:
         self._alarm = None
