@@ -708,6 +708,15 @@ class Store:
                 return self._begin_once(appends, acks)
         return self._writer.append(appends, acks)
 
+    def hold_writes(self) -> None:
+        """Appends that are begun before `write_held`, in the same turn of the event loop, go to the log together."""
+        self._writer.hold()
+
+    def write_held(self) -> None:
+        """Write what was begun at once, if its callers ask for no sync and the log is free: it is answered on return
+        then."""
+        self._writer.write_held()
+
     def _begin_once(self, appends: Sequence[Append], acks: Acks) -> asyncio.Future[list[Appended]]:
         """As `_append_once`, begun on return when all is new."""
         idempotency, now_ms = self._idempotency, self._clock.now_ms()

@@ -260,6 +260,18 @@ class _Send(NamedTuple):
         return Identity(message_ids=message_ids, request=request, producer=self.sequence)
 
 
+class HeldWrites(Protocol):
+    """The store of this process, as far as a turn of the event loop sends to it."""
+
+    def hold_writes(self) -> None:
+        """See `store.store.Store`."""
+        ...
+
+    def write_held(self) -> None:
+        """See `store.store.Store`."""
+        ...
+
+
 class Producer:
     """Sends records to the topics of a route table. `acks` is the level for requests that do not say; `compress` packs
     the batches made here with zstd where that pays.
@@ -278,8 +290,10 @@ class Producer:
         acks: Acks,
         compress: bool = False,
         selectors: Mapping[str, CustomSelector] | None = None,
+        store: HeldWrites | None = None,
     ) -> None:
-        """`selectors`: those of installed packages, by name."""
+        """`selectors`: those of installed packages, by name. `store`: this process's own."""
+        self._own_store = store
         self._selectors = selectors or {}
         self._routes = routes
         self._selector = selector
@@ -524,13 +538,15 @@ class Producer:
         """The partition of a record that may go into one batch with those of other requests, in a tuple; (None,): any
         partition, one for all records of a `begin`. None for what only `produce` can do: delays, message ids, topics
         with limits or a selector of their own. Raises UnknownPartition."""
-        _, _, _, _, _, _, delay_ms, deliver_at_ms, msg_id, _, schedule_key, _ = record
+        key, _, _, _, own, _, delay_ms, deliver_at_ms, msg_id, group, schedule_key, queues = record
         if delay_ms is not None or deliver_at_ms is not None or msg_id is not None or schedule_key is not None:
             return None
         if view.config.max_message_bytes is not None or view.config.selector is not None:
             return None
         if partition is not None:
             _check_partition(view, partition)
+        if own is None and (partition is not None or (key is None and group is None and not queues)):
+            return (partition,)  # as `_target`
         return (self._target(view, record, partition, None),)
 
     def begin(
@@ -546,9 +562,28 @@ class Producer:
         `produce`; nothing was stored then."""
         view = self._routes.topic(topic)
         now_ms = self._clock.now_ms()
+        keys, values, headers, *others = zip(*records, strict=True)
+        if any(headers) or others != [(None,) * len(records)] * len(others):
+            return self._begin_any(view, records, partition, json_values, acks, now_ms)
+        # Nothing but keys and values: all of them go one way, and have one time.
+        target = self._keyless(view, records[0], None, None) if partition is None else partition
+        route = self._routes.writable(topic, target)
+        batch = record_batch.encode_columns(keys, values, now_ms)
+        append = Append(queue=route.queue, batch=batch, record_count=len(records), json_values=json_values)
+        return self._begun(topic, target, route, append, acks, now_ms)
+
+    def _begin_any(
+        self,
+        view: TopicView,
+        records: Sequence[ProduceRecord],
+        partition: int | None,
+        json_values: bool,
+        acks: Acks | None,
+        now_ms: int,
+    ) -> Begun:
         prepared = self._prepare(view, records, partition, now_ms, None, None)
         target = prepared[0][0]
-        route = self._routes.writable(topic, target)
+        route = self._routes.writable(view.name, target)
         append = Append(
             queue=route.queue,
             batch=record_batch.encode([encoded for _, encoded in prepared]),
@@ -559,9 +594,22 @@ class Producer:
         if any(map(_QUEUES_OF, records)):
             self._check_light(view, (target,))
             append.light = LightNames.of([record.queues or () for record in records])
+        return self._begun(view.name, target, route, append, acks, now_ms)
+
+    def _begun(self, topic: str, target: int, route: Route, append: Append, acks: Acks | None, now_ms: int) -> Begun:
         started_s = perf_counter()
         outcome = route.broker.begin_append((append,), acks=self._acks if acks is None else acks)
-        return Begun(outcome, topic, target, route, len(records), len(append.batch), started_s, now_ms)
+        return Begun(outcome, topic, target, route, append.record_count, len(append.batch), started_s, now_ms)
+
+    def hold_writes(self) -> None:
+        """What is begun before `write_held`, in the same turn of the event loop, is written together."""
+        if self._own_store is not None:
+            self._own_store.hold_writes()
+
+    def write_held(self) -> None:
+        """Have what was begun written now where nothing is to be waited for: its outcome is there on return then."""
+        if self._own_store is not None:
+            self._own_store.write_held()
 
     def finish(self, begun: Begun) -> tuple[int, Acks]:
         """The offset of the first of the begun records, and how durable they are. Raises what the broker's answer

@@ -121,10 +121,12 @@ def plain_record(item: object, *, raw_keys: bool) -> ProduceRecord | None:
     if item.__class__ is not dict:
         return None
     assert isinstance(item, dict)
-    if len(item) != ("key" in item) + ("value" in item):
-        return None
-    sent = item.get("key")
-    key = sent.encode() if raw_keys and sent.__class__ is str else _encode_json_value(sent, 0)
+    key: bytes | None = None
+    if len(item) != 1 or "value" not in item:  # most have nothing else
+        if len(item) != ("key" in item) + ("value" in item):
+            return None
+        sent = item.get("key")
+        key = sent.encode() if raw_keys and sent.__class__ is str else _encode_json_value(sent, 0)
     value = _encode_json_value(item.get("value"), 0)
     if key is not None and len(key) > KEY_BYTES_MAX:
         return None
@@ -132,6 +134,24 @@ def plain_record(item: object, *, raw_keys: bool) -> ProduceRecord | None:
         return None
     # A NamedTuple's own constructor takes three times as long.
     return tuple.__new__(ProduceRecord, (key, value, [], None, None, None, None, None, None, None, None, None))
+
+
+def only_value(envelope: object) -> ProduceRecord | None:
+    """The record of the JSON of a request body in its commonest form: one, of the JSON format, that has nothing but a
+    value. As `open_envelope` and `plain_record`, in one look; None for any other form. Raises RequestError."""
+    if (
+        envelope.__class__ is dict
+        and len(envelope) == 1
+        and (records := envelope.get("records")).__class__ is list
+        and len(records) == 1
+        and (item := records[0]).__class__ is dict
+        and len(item) == 1
+        and "value" in item
+    ):
+        value = _encode_json_value(item["value"], 0)
+        if value is None or len(value) <= RECORD_BYTES_MAX - KEY_BYTES_MAX:
+            return tuple.__new__(ProduceRecord, (None, value, [], None, None, None, None, None, None, None, None, None))
+    return None
 
 
 def open_envelope(envelope: object, *, records_max: int) -> object:

@@ -405,6 +405,7 @@ def build_gateway(
         acks=config.store.acks,
         compress=config.compression == "zstd",
         selectors=selectors.load(selectors.installed()),
+        store=store if isinstance(store, Store) else None,
     )
     sources = (
         lambda: store_metrics(store) if isinstance(store, Store) else (),

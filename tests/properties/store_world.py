@@ -21,7 +21,7 @@ and while it runs, that nothing is shown before it was acked.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle
 from operator import add
@@ -35,7 +35,7 @@ from store.limits import KiB
 from store.record_batch import max_timestamp_ms
 from store.store import Store
 from store.topics import Topic
-from store.types import Acks, Buffer, Entry, QueueKey
+from store.types import Acks, Append, Appended, Buffer, Entry, QueueKey
 from tests.clock import START_MS
 from tests.simdisk import SimDisk
 from tests.store.kit import abandon, age_unsynced, append_of, entries_of, open_store, with_settings
@@ -278,10 +278,21 @@ class World:
     def _first_position(self) -> int:
         return min(map(int, self.disk.names_in(SETTINGS.root / "commitlog")), default=0)
 
+    def _begun(self, appends: list[Append], acks: Acks) -> asyncio.Future[list[Appended]]:
+        try:
+            return self.store.begin_append(appends, acks=acks)
+        except StoreError as error:
+            refused: asyncio.Future[list[Appended]] = asyncio.get_running_loop().create_future()
+            refused.set_exception(error)
+            return refused
+
     async def _put(self, calls: tuple[Call, ...]) -> None:
         model = self.model
         queues = model.queues()
-        asked = []
+        asked: list[tuple[Call, list[Sent], Awaitable[list[Appended]]]] = []
+        is_held = model.sent_count % 2 == 0  # as the gateway sends the records of one turn
+        if is_held:
+            self.store.hold_writes()
         for call in calls:
             batches, appends = [], []
             light = cycle(call.light if self.settings.index == "rocksdb" and call.light else ((),))
@@ -295,7 +306,10 @@ class World:
                 batches.append(Sent(queue, base_offset, len(sizes), _as_read(append.batch, base_offset), append.light))
                 appends.append(append)
             model.log += batches
-            asked.append((call, batches, self.store.append(appends, acks=call.acks)))
+            answer = self._begun(appends, call.acks) if is_held else self.store.append(appends, acks=call.acks)
+            asked.append((call, batches, answer))
+        if is_held:
+            self.store.write_held()
         answers = await asyncio.gather(*(answer for _, _, answer in asked), return_exceptions=True)
         for (call, batches, _), answer in zip(asked, answers, strict=True):
             if isinstance(answer, BaseException):

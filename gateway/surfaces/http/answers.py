@@ -42,7 +42,7 @@ class RequestIds:
     """Ids of requests whose client sent none: unique among processes by a random prefix, cheap by a counter."""
 
     def __init__(self) -> None:
-        self._prefix = secrets.token_hex(6)
+        self._prefix = secrets.token_hex(6).encode()
         self._numbers = itertools.count(1)
 
     def of(self, request: web.BaseRequest) -> str:
@@ -65,7 +65,11 @@ class RequestIds:
 
     def new(self) -> str:
         """An id for a request whose client sent none."""
-        return f"{self._prefix}-{next(self._numbers):x}"
+        return self.new_bytes().decode()
+
+    def new_bytes(self) -> bytes:
+        """As `new`, as it is sent."""
+        return b"%b-%x" % (self._prefix, next(self._numbers))
 
     def fixed(self, request: web.BaseRequest) -> str:
         """As `of`, and remembered, for answers that name the id in their body too."""

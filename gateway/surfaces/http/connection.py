@@ -393,7 +393,7 @@ class Connection(web.RequestHandler):
         if self._coming is not None:
             self._come(data)
             return
-        if not is_late and self._is_turning():
+        if self._waiter is None and not is_late and self._is_turning():
             self._held = data  # without a pause of reading: two calls of the transport for so short a time
             self._loop.call_soon(self._go_on)
             return

@@ -274,35 +274,50 @@ class FastPath:
         chosen = self._producer.batch_partition(view, record, partition)
         if chosen is None:
             return False
-        self._join((topic, chosen[0], json_values, acks), record, (plain, record, detail, client), len(body))
+        way, body_bytes = (topic, chosen[0], json_values, acks), len(body)
+        batch = self._batches.get(way)
+        if batch is None or len(batch.records) >= BATCH_RECORDS_MAX or batch.body_bytes + body_bytes > BATCH_BYTES_MAX:
+            batch = self._next_batch(way, batch)
+        batch.records.append(record)
+        batch.waiting.append((plain, record, detail, client))
+        batch.body_bytes += body_bytes
         return True
 
-    def _join(self, way: _Way, record: ProduceRecord, waiting: _Waiting, body_bytes: int) -> None:
+    def _next_batch(self, way: _Way, full: _Batch | None) -> _Batch:
+        """A batch for those that go this way; the one before is full, if there was one in this turn."""
         batches = self._batches
-        batch = batches.get(way)
-        if batch is None:
-            if not batches:
-                self._loop.call_soon(self._end_turn)  # behind all that has arrived: the loop reads every socket before
-            batches[way] = batch = _Batch()
-        elif len(batch.records) >= BATCH_RECORDS_MAX or batch.body_bytes + body_bytes > BATCH_BYTES_MAX:
-            self._begin(way, batch)
-            batches[way] = batch = _Batch()
-        batch.records.append(record)
-        batch.waiting.append(waiting)
-        batch.body_bytes += body_bytes
+        if not batches:
+            self._loop.call_soon(self._end_turn)  # behind all that has arrived: the loop reads every socket before
+        if full is not None and (begun := self._begin(way, full)) is not None:
+            self._await(full, begun)
+        batches[way] = batch = _Batch()
+        return batch
 
     def _end_turn(self) -> None:
         batches, self._batches = self._batches, {}
-        for way, batch in batches.items():
-            self._begin(way, batch)
+        self._producer.hold_writes()
+        try:
+            all_begun = [(batch, self._begin(way, batch)) for way, batch in batches.items()]
+        finally:
+            self._producer.write_held()
+        for batch, begun in all_begun:
+            if begun is None:
+                continue
+            if begun.outcome.done():  # two turns of the event loop sooner than by a callback
+                self._answer(batch, begun, begun.outcome)
+            else:
+                self._await(batch, begun)
 
-    def _begin(self, way: _Way, batch: _Batch) -> None:
+    def _begin(self, way: _Way, batch: _Batch) -> Begun | None:
+        """None: it is refused, and its requests are given back."""
         topic, partition, json_values, acks = way
         try:
-            begun = self._producer.begin(topic, batch.records, partition=partition, json_values=json_values, acks=acks)
+            return self._producer.begin(topic, batch.records, partition=partition, json_values=json_values, acks=acks)
         except Exception:  # nothing was stored; see `take`
             self._give_back(batch.waiting)
-            return
+            return None
+
+    def _await(self, batch: _Batch, begun: Begun) -> None:
         begun.outcome.add_done_callback(partial(self._answer, batch, begun))
 
     def _give_back(self, waiting: Sequence[_Waiting]) -> None:
@@ -319,18 +334,18 @@ class FastPath:
         partition, now_ms = begun.partition, begun.now_ms
         elapsed_s = perf_counter() - batch.started_s
         known: Plain = batch.waiting[0][0]
-        template, known_from = _template(known.asked, reached), offset
+        template, known_from, answer = _template(known.asked, reached), offset, _answers_of(known)
         new, send = tuple.__new__, self._send  # a NamedTuple's own constructor takes three times as long
         for own_offset, (plain, record, detail, client) in enumerate(batch.waiting, offset):
             if plain is not known:  # equal heads have one meaning
                 known.stats.answered(known.asked.status, elapsed_s, own_offset - known_from)
                 known, template, known_from = plain, _template(plain.asked, reached), own_offset
+                answer = _answers_of(plain)
             time_ms = record.timestamp_ms
             if time_ms is None:
                 time_ms = now_ms
             receipt = new(Receipt, (partition, own_offset, time_ms, None, None, reached, False))
-            assert plain.records is not None
-            send(plain, template, plain.records.answer(plain.asked, record, detail, receipt), client)
+            send(plain, template, answer(plain.asked, record, detail, receipt), client)
         known.stats.answered(known.asked.status, elapsed_s, offset + len(batch.waiting) - known_from)
 
     # ------------------------------------------------------------------------------------------- many records
@@ -485,7 +500,8 @@ class FastPath:
         return size
 
     def _id_of(self, plain: Plain) -> bytes:
-        return (self._request_ids.new() if plain.request_id is None else plain.request_id).encode()
+        given = plain.request_id
+        return self._request_ids.new_bytes() if given is None else given.encode()
 
     def _send(self, plain: Plain, template: bytes, body: bytes, client: Client) -> None:
         request_id = self._id_of(plain)
@@ -548,6 +564,11 @@ async def _released(allowance: Allowance, client: Client) -> None:
 def _unnamed(head: bytes) -> bytes:
     """Answers that begin so, but for id and body."""
     return _UNNAMED % (head, rfc822_formatted_time().encode())
+
+
+def _answers_of(plain: Plain) -> Callable[[Asked, ProduceRecord, Any, Receipt], bytes]:
+    assert plain.records is not None
+    return plain.records.answer
 
 
 def _template(asked: Asked, reached: Acks | None) -> bytes:

@@ -114,12 +114,16 @@ class HeadMemo(Generic[Meaning]):
 
     def __init__(self) -> None:
         self._heads: dict[_Key, Meaning] = {}
+        self._last: tuple[bytes, Found[Meaning]] | None = None  # found, its digits included: others send the same
 
     def __len__(self) -> int:
         return len(self._heads)
 
     def find(self, data: bytes) -> Found[Meaning] | None:
         """What `data` is, when it begins with a head that is remembered; its body may have yet to come."""
+        last = self._last
+        if last is not None and data.startswith(last[0]):
+            return last[1]
         is_get = data.startswith(_GET)
         cut = _cut_offset(data) if is_get else _cut_length(data)
         if cut is None:
@@ -135,11 +139,16 @@ class HeadMemo(Generic[Meaning]):
             request_id = named[1].decode()
         if meaning is None:
             return None
+        found: Found[Meaning]
         if is_get:
-            return meaning, start, start, request_id, int(digits)
-        if not digits.isdigit() or len(digits) > LENGTH_DIGITS_MAX:  # H2
+            found = meaning, start, start, request_id, int(digits)
+        elif not digits.isdigit() or len(digits) > LENGTH_DIGITS_MAX:  # H2
             return None
-        return meaning, start, start + int(digits), request_id, None
+        else:
+            found = meaning, start, start + int(digits), request_id, None
+        if request_id is None:
+            self._last = data[:start], found
+        return found
 
     def remember(self, data: bytes, message: RawRequestMessage, meaning: Meaning) -> None:
         """Remember the head that `data` begins with, which the parser, between two requests, has read as `message`. One
@@ -165,7 +174,9 @@ class HeadMemo(Generic[Meaning]):
         if len(self._heads) >= HEADS_MAX:
             del self._heads[next(iter(self._heads))]
         self._heads[key] = meaning
+        self._last = None
 
     def clear(self) -> None:
         """Forget all: heads hold credentials."""
         self._heads.clear()
+        self._last = None

@@ -16,7 +16,7 @@ from gateway.auth.access import Permission
 from gateway.codec.columns import columns_of, strings_of
 from gateway.codec.json_steps import STEP_BYTES
 from gateway.codec.json_text import parse_json
-from gateway.codec.records import Format, ProduceRecord, open_envelope, parse_records, plain_record
+from gateway.codec.records import Format, ProduceRecord, only_value, open_envelope, parse_records, plain_record
 from gateway.codec.schema_parts import SchemaFormat
 from gateway.routing.base import TopicView
 from gateway.settings.limits import Limits
@@ -41,6 +41,7 @@ _BODY = (
 )
 _PARAMETERS = r"(?:[a-z_]+=[a-z0-9]+&)*offset=[0-9]+(?:&[a-z_]+=[a-z0-9]+)*"
 _PULL = re.compile(rf"/topics/{TOPIC}/partitions/([0-9]{{1,9}})/records\?{_PARAMETERS}", re.ASCII)
+_JSON = Format.JSON  # to ask an enum for its member costs as much as a call
 _ROUTES = ("produce", "produce_partition")
 
 _FIRST = re.compile(rb'\s{0,9}+\{\s{0,9}+"records"\s{0,9}+:\s{0,9}+\[\s{0,9}+\{\s{0,9}+"(?:key|value)"')
@@ -81,20 +82,23 @@ class V2Records:
         is_large = len(body) > BODY_BYTES_MAX
         if is_large and not may_be_columns(body):
             return None
-        if is_large and fmt is Format.JSON:
+        if is_large and fmt is _JSON:
             strings = strings_of(body, records_max=self._records_max)
             if strings is not None:
                 return Many(strings, True, rendered_columns)
-        records = open_envelope(parse_json(body), records_max=self._records_max)
+        envelope = parse_json(body)
+        if fmt is _JSON and not is_large and (record := only_value(envelope)) is not None:
+            return record, True, None
+        records = open_envelope(envelope, records_max=self._records_max)
         if records.__class__ is not list or len(records) != 1:
             columns = columns_of(records, fmt, raw_keys=view.raw_keys)
-            return None if columns is None else Many(columns, fmt is Format.JSON, rendered_columns)
+            return None if columns is None else Many(columns, fmt is _JSON, rendered_columns)
         if is_large:
             return None
-        record = plain_record(records[0], raw_keys=view.raw_keys) if fmt is Format.JSON else None
+        record = plain_record(records[0], raw_keys=view.raw_keys) if fmt is _JSON else None
         if record is None:
             [record] = parse_records(records, fmt, raw_keys=view.raw_keys)
-        return record, fmt is Format.JSON, None
+        return record, fmt is _JSON, None
 
     def answer(self, asked: Asked, record: ProduceRecord, detail: None, receipt: Receipt) -> bytes:
         """See `plain.RecordForm`."""

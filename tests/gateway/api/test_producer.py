@@ -59,6 +59,33 @@ async def test_records_of_one_key_go_to_its_partition_in_their_order(gateway: Ga
         assert stored.offset == receipt.offset
 
 
+@pytest.mark.parametrize("partition", [None, 2])
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {}, {"timestamp_ms": 0}, {"timestamp_ms": 5}, {"headers": [("h", b"1")]}, {"tag": "t"}, {"message_group": "g"},
+        {"value": None},
+    ],
+)  # fmt: skip
+async def test_a_begun_batch_has_what_each_of_its_records_has(
+    gateway: Gateway, broker: FakeBroker, clock: FakeClock, odd: dict[str, object], partition: int | None
+) -> None:
+    records = [record(b"%d" % number, None if partition is None else b"k") for number in range(3)]
+    records[1] = records[1]._replace(**odd)  # type: ignore[arg-type]
+    begun = gateway.producer.begin("orders", records, partition=partition, json_values=True, acks=None)
+    await begun.outcome
+    prepared = gateway.producer._prepare(
+        gateway.routes_table.topic("orders"), records, begun.partition, clock.now_ms(), None, None
+    )
+    (append,) = broker.appends
+    assert append.queue.queue_id == begun.partition
+    assert partition is None or begun.partition == partition
+    assert (append.record_count, append.json_values, begun.record_count) == (3, True, 3)
+    assert list(append.tag_hashes) == ([0, tag_hash("t"), 0] if "tag" in odd else [])
+    expected = record_batch.encode([stored for _, stored in prepared])
+    assert append.batch == record_batch.with_base_offset(expected, 0)
+
+
 async def test_each_partition_gets_one_batch(gateway: Gateway, broker: FakeBroker) -> None:
     await gateway.producer.produce("orders", [record(key=b"%d" % n) for n in range(100)], json_values=True)
     assert len(broker.appends) == 4

@@ -15,6 +15,7 @@ from gateway.codec.records import (
     STEP_ITEMS,
     Format,
     ProduceRecord,
+    only_value,
     open_envelope,
     parse_records,
     plain_record,
@@ -442,6 +443,38 @@ def test_a_single_record_is_parsed_as_among_others(key: str | None, value: str, 
         assert (single is None) == is_large
         if single is not None:
             assert [single] == parse_records([sent], Format.JSON, raw_keys=raw_keys)
+
+
+@pytest.mark.parametrize("value", PLAIN)
+def test_the_only_value_of_a_body_is_parsed_as_by_the_others(value: str) -> None:
+    body = parse_json(f'{{"records":[{{"value":{value}}}]}}'.encode())
+    assert [only_value(body)] == parse_records(open_envelope(body, records_max=1), Format.JSON, raw_keys=True)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"1", b"[]", b"null", b"{}", b'{"records":{}}', b'{"records":[]}', b'{"records":"x"}',
+        b'{"records":{"value":1}}', b'{"records":[1]}', b'{"records":["value"]}', b'{"records":[{}]}',
+        b'{"records":[{"key":1}]}', b'{"value":[{"value":1}]}', b'{"records":[{"value":1},{"value":2}]}',
+        b'{"records":[{"value":1,"key":2}]}', b'{"records":[{"value":1}],"x":1}',
+        b'{"records":[{"value":1}],"key_schema_id":null}',
+    ],
+)  # fmt: skip
+def test_a_body_of_any_other_form_is_left_to_the_others(body: bytes) -> None:
+    assert only_value(parse_json(body)) is None
+
+
+def test_a_value_that_is_too_large_or_too_deep_is_left_to_the_others_or_refused_as_by_them() -> None:
+    assert only_value({"records": [{"value": "x" * (RECORD_BYTES_MAX - KEY_BYTES_MAX)}]}) is None
+    deep: object = 1
+    for _ in range(300):
+        deep = [deep]
+    with pytest.raises(RequestError) as refusal:
+        only_value({"records": [{"value": deep}]})
+    with pytest.raises(RequestError) as same:
+        parse_records([{"value": deep}], Format.JSON, raw_keys=False)
+    assert str(refusal.value) == str(same.value)
 
 
 @pytest.mark.parametrize("sent", [1, None, [], {"value": 1, "tag": "t"}, {"oops": 1}, {"msg_id": "m"}])

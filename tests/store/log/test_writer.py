@@ -28,7 +28,7 @@ from store.log.writer import (
     Writer,
 )
 from store.store import YIELD_TURNS_MAX, Store
-from store.types import Acks, Buffer, QueueKey, Source
+from store.types import Acks, Appended, Buffer, QueueKey, Source
 from tests.clock import FakeClock
 from tests.simdisk import Fault, SimDisk, SimFile
 from tests.store.kit import (
@@ -264,6 +264,111 @@ async def test_groups_that_wait_for_one_flush_have_one_timer(monkeypatch: pytest
         alarm = store._writer._alarm
         assert alarm is not None
     assert alarm.cancelled()
+
+
+def held(store: Store, queue: QueueKey, *sent: tuple[bytes, Acks]) -> list[asyncio.Future[list[Appended]]]:
+    """What is appended while writes are held; the state of its futures is that right after it."""
+    store.hold_writes()
+    begun = [store.begin_append([append_of(queue, [value])], acks=acks) for value, acks in sent]
+    assert not any(one.done() for one in begun)
+    store.write_held()
+    return begun
+
+
+async def test_what_is_held_and_only_written_is_there_at_once_as_one_group_and_flushed_in_time() -> None:
+    disk = SimDisk()
+    async with opened(disk) as store:
+        queue = QueueKey((await store.create_topic("t", 1))[0].topic_id, 0)
+        await asyncio.sleep(0)
+        groups = store.stats.group_count
+        begun = held(store, queue, (b"a", Acks.WRITTEN), (b"b", Acks.WRITTEN))
+        assert [one.result()[0].base_offset for one in begun] == [0, 1]
+        assert begun[0].result()[0].acks is Acks.WRITTEN
+        assert store.stats.group_count == groups + 1
+        assert await values_of(store, queue) == [b"a", b"b"]
+        assert store._writer._alarm is not None, "nobody else looks when it is time to flush"
+        store.write_held()  # nothing is held
+        age_unsynced(store, 0.5)
+        async with asyncio.timeout(PATIENCE_S):
+            while store._log.durable_position < store._log.end_position:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+        assert await found(disk, 0) == [b"a", b"b"]
+
+
+async def test_what_is_held_waits_with_what_is_to_be_durable_and_behind_a_group_under_way() -> None:
+    executor = HoldingExecutor()
+    store = await Store.open(SMALL, files=SimDisk(), clock=FakeClock(), executor=executor)
+    queue = QueueKey((await store.create_topic("t", 1))[0].topic_id, 0)
+    executor.is_holding = True
+    first = held(store, queue, (b"a", Acks.WRITTEN), (b"b", Acks.FLUSHED))
+    await executor.next()
+    later = held(store, queue, (b"c", Acks.WRITTEN))
+    assert not any(one.done() for one in (*first, *later))
+    executor.let_go()
+    answers = [(await one)[0] for one in (*first, *later)]
+    assert [(answer.base_offset, answer.acks) for answer in answers] == [
+        (0, Acks.FLUSHED), (1, Acks.FLUSHED), (2, Acks.WRITTEN)
+    ]  # fmt: skip
+    assert await values_of(store, queue) == [b"a", b"b", b"c"]
+    await store.close()
+
+
+async def test_what_is_held_waits_for_the_disk_when_older_records_wait_for_a_whole_interval() -> None:
+    async with opened(SimDisk()) as store:
+        queue = QueueKey((await store.create_topic("t", 1))[0].topic_id, 0)
+        held(store, queue, (b"a", Acks.WRITTEN))
+        age_unsynced(store, 1.0)
+        (late,) = held(store, queue, (b"b", Acks.WRITTEN))
+        assert not late.done()
+        assert (await late)[0].acks is Acks.FLUSHED
+
+
+async def test_a_held_write_that_fails_stops_the_store() -> None:
+    disk = SimDisk()
+    store = await open_store(disk)
+    queue = QueueKey((await store.create_topic("t", 1))[0].topic_id, 0)
+    disk.faults.append(Fault("pwritev", path_part="commitlog"))
+    begun = held(store, queue, (b"a", Acks.WRITTEN), (b"b", Acks.WRITTEN))
+    for one in begun:
+        with pytest.raises(StoreStopped):
+            await one
+    with pytest.raises(StoreStopped):
+        await put(store, queue, b"later", acks=Acks.WRITTEN)
+    async with asyncio.timeout(PATIENCE_S):
+        with pytest.raises(StoreStopped):
+            await store._tasks[0]
+    await abandon()
+
+
+async def test_after_a_flush_that_failed_nothing_that_is_held_is_answered() -> None:
+    disk = SimDisk()
+    async with flushing(disk) as (store, queue, executor):
+        disk.faults.append(Fault("datasync", path_part="commitlog"))
+        flush = store._writer._flush
+        assert flush is not None
+        executor.let_go()
+        begun: list[asyncio.Future[list[Appended]]] = []
+        flush.add_done_callback(lambda _: begun.extend(held(store, queue, (b"a", Acks.WRITTEN))))
+        await asyncio.wait([flush])  # the writer itself has not looked yet
+        with pytest.raises(StoreStopped):
+            await begun[0]
+        assert store.failure is not None
+
+
+async def test_a_sync_waits_for_those_whom_the_last_one_has_answered() -> None:
+    async with opened(SimDisk()) as store:
+        queue = QueueKey((await store.create_topic("t", 1))[0].topic_id, 0)
+
+        async def sender(count: int) -> None:
+            for _ in range(count):
+                await put(store, queue, b"x")
+
+        before = store.stats.sync_count
+        first = asyncio.create_task(sender(10))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # the first one's group has been taken
+        await asyncio.gather(first, *(sender(10) for _ in range(7)))
+        assert store.stats.sync_count - before <= 12, "not one for each half of them"
 
 
 async def found(disk: SimDisk, seed: int) -> list[bytes]:

@@ -189,6 +189,20 @@ def test_what_is_not_exactly_the_parsers_head_is_not_remembered(data: bytes) -> 
     assert len(memo) == 0
 
 
+def test_a_head_that_was_found_is_found_no_more_when_all_are_forgotten_or_another_meaning_is_learnt() -> None:
+    memo: HeadMemo[str] = HeadMemo()
+    learn(memo, TWO + b"ab")
+    found = memo.find(TWO + b"ab")
+    assert found is not None
+    assert memo.find(TWO + b"cd") == found
+    assert memo.find(TWO[:-1]) is None
+    memo._last = TWO, ("stale", *found[1:])
+    learn(memo, TWO + b"ab")
+    assert memo.find(TWO + b"ab") == found
+    memo.clear()
+    assert memo.find(TWO + b"ab") is None
+
+
 def test_heads_are_bounded_in_number_and_size() -> None:
     memo: HeadMemo[str] = HeadMemo()
     heads = [TWO.replace(b"Host: h", b"Host: %d" % number) for number in range(HEADS_MAX + 1)]
