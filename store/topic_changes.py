@@ -45,6 +45,7 @@ class TopicChanges:
     def __init__(self, write: Callable[[Sequence[Event]], Awaitable[Sequence[Topic]]]) -> None:
         self._write = write
         self._waiting: deque[_Change] = deque()
+        self._taken: Sequence[_Change] = ()  # being written
         self._writing: asyncio.Task[None] | None = None
 
     async def make(self, decide: Decide, *, creates: str | None = None) -> tuple[Topic, bool]:
@@ -55,14 +56,33 @@ class TopicChanges:
         self._waiting.append(_Change(creates, decide, told))
         if self._writing is None:
             self._writing = asyncio.create_task(self._write_all(), name="topic changes")
+            self._writing.add_done_callback(self._ended)
         return await uncancelled(told)
 
     async def _write_all(self) -> None:
         try:
             while self._waiting:
-                await self._write_some(self._take())
+                self._taken = self._take()
+                await self._write_some(self._taken)
+                self._taken = ()
+        except asyncio.CancelledError:
+            self._give_up()
+            raise
         finally:
             self._writing = None
+
+    def _ended(self, writing: asyncio.Task[None]) -> None:
+        if self._writing is writing:  # it was cancelled before it began
+            self._writing = None
+            self._give_up()
+
+    def _give_up(self) -> None:
+        """When the loop ends all tasks are cancelled, this one too: who waits for it, uncancelled, would wait for ever.
+        Of what was under way the outcome is unknown."""
+        for change in (*self._taken, *self._waiting):
+            change.told.cancel()
+        self._taken = ()
+        self._waiting.clear()
 
     def _take(self) -> list[_Change]:
         """The next creations of different names, or one change of another kind."""

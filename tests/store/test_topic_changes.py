@@ -15,6 +15,7 @@ from store.topic_changes import CREATED_TOGETHER_MAX
 from store.topics import META_QUEUE, Topic
 from tests.simdisk import SimDisk
 from tests.store.kit import SMALL, abandon, entries_of, open_store, opened
+from tests.waiting import PATIENCE_S
 
 NAMES = [f"t{number}" for number in range(2 * CREATED_TOGETHER_MAX + 1)]
 
@@ -103,3 +104,15 @@ async def test_creations_that_do_not_fit_one_entry_together_are_written_one_by_o
         assert [topic.name for topic, _ in made] == names
         with pytest.raises(StoreError):
             await store.create_topic("..", 1)
+
+
+@pytest.mark.parametrize("turns", range(8))
+async def test_a_loop_that_ends_leaves_nobody_waiting(turns: int) -> None:
+    """All tasks are cancelled then, in whatever turn: that of the changes before it has begun, too."""
+    store = await open_store(SimDisk())
+    making = [asyncio.create_task(store.create_topic(name, 1)) for name in ("a", "b")]
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    async with asyncio.timeout(PATIENCE_S):
+        await abandon()
+    assert all(task.done() for task in making)
