@@ -222,7 +222,7 @@ _Known = Callable[[_Part, Mapping[int, Original]], _Part | None]
 
 
 class EncodedColumns(NamedTuple):
-    """Records of a request, encoded, and on their way."""
+    """Records of a request, encoded: a batch for each partition, and where it goes. Nothing is sent yet."""
 
     topic: str
     record_count: int
@@ -439,7 +439,8 @@ class Producer:
         return EncodedColumns(topic, count, parts, elsewhere)
 
     async def store_columns(self, encoded: EncodedColumns, *, acks: Acks | None) -> list[StoredBatch]:
-        """The second part of `produce_columns`."""
+        """The second part of `produce_columns`. Durable on return at the level that each of the answers says. Raises
+        as it does."""
         topic, count, parts, elsewhere = encoded
         stored = [
             StoredBatch(lane.partition, lane.request_indexes, route.to_logical(answer.base_offset), answer.acks)

@@ -57,7 +57,7 @@ VALUE_BYTES = 100
 ECHOES = 20_000
 ECHO_BYTES = 6_000
 """About the mean of our frames: a batch of messages, the acks of it, and their results."""
-GOAL = 30_000
+GOAL = 100_000
 """Records a second in queue mode."""
 
 MEMBERS, PARTITIONS = 200, 1_000

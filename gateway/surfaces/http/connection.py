@@ -431,11 +431,11 @@ class Connection(web.RequestHandler):
         )
 
     def _is_turning(self) -> bool:
-        """Whether aiohttp has answered a request, and waits for another in the next turn of the event loop. A client
-        that is quick, and whose first request was not for the fast path, would have none for it otherwise."""
+        """Whether aiohttp, which waits for no request, has answered one, and will wait in the next turn of the event
+        loop. A client that is quick, and whose first request was not for the fast path, would have none for it
+        otherwise."""
         return (
-            self._waiter is None
-            and self._fast_path is not None
+            self._fast_path is not None
             and self._is_between_requests
             and not (self._request_in_progress or self._messages or self._close or self._force_close)
         )

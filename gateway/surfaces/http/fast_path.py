@@ -7,9 +7,10 @@ All records of one turn of the event loop that go to the same partition are one 
 requests that the normal path would answer with success by the same steps: everything about the request is in the lists
 of its form (`plain.py`), its caller is known and allowed, its record is neither delayed nor has an id. Any other
 request goes to aiohttp untouched. When an append or a call fails each request of it goes there too, and the normal path
-answers the errors, or finds another broker. Two errors are told here: that the answer of another node was lost, as the
-records may be stored and the normal path would send them again; and that a broker could not be reached, once that
-took WAITED_S, as the normal path would wait as long again. A request with an unknown header is never taken.
+answers the errors, or finds another broker. Three errors are told here: that the answer of another node was lost, as
+the records may be stored and the normal path would send them again; that a broker could not be reached, once that took
+WAITED_S, and that a partition is still sealed where a request with several records was held for it, as the normal path
+would wait as long again. A request with an unknown header is never taken.
 
     read    head    -> what it asks for: once for equal heads (heads.py)
     take    request -> rights, topic, record: each time; into the turn's batch

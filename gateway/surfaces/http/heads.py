@@ -95,6 +95,11 @@ def _cut_offset(data: bytes) -> tuple[bytes, bytes, int] | None:
     return data[:at] + data[stop:end], match[1], end
 
 
+def _cut(data: bytes) -> tuple[bytes, bytes, int] | None:
+    """The head without the digits of what differs from request to request of its kind, those, and where it ends."""
+    return _cut_offset(data) if data.startswith(_GET) else _cut_length(data)
+
+
 def _cut_id(head: bytes) -> tuple[_Key, bytes] | None:
     """The same without its request id, and that; None where there is none, or one of other characters."""
     at = head.find(_IDS[0])
@@ -124,8 +129,7 @@ class HeadMemo(Generic[Meaning]):
         last = self._last
         if last is not None and data.startswith(last[0]):
             return last[1]
-        is_get = data.startswith(_GET)
-        cut = _cut_offset(data) if is_get else _cut_length(data)
+        cut = _cut(data)
         if cut is None:
             return None
         head, digits, start = cut
@@ -140,7 +144,7 @@ class HeadMemo(Generic[Meaning]):
         if meaning is None:
             return None
         found: Found[Meaning]
-        if is_get:
+        if head.startswith(_GET):
             found = meaning, start, start, request_id, int(digits)
         elif not digits.isdigit() or len(digits) > LENGTH_DIGITS_MAX:  # H2
             return None
@@ -153,11 +157,11 @@ class HeadMemo(Generic[Meaning]):
     def remember(self, data: bytes, message: RawRequestMessage, meaning: Meaning) -> None:
         """Remember the head that `data` begins with, which the parser, between two requests, has read as `message`. One
         that may not be remembered (H1) is not."""
-        is_get = data.startswith(_GET)
-        cut = _cut_offset(data) if is_get else _cut_length(data)
+        cut = _cut(data)
         if cut is None:
             return
         head, digits, start = cut
+        is_get = head.startswith(_GET)
         key, request_id = _cut_id(head) or (head, None)
         names = [name.lower() for name, _ in message.raw_headers]
         is_whole = (

@@ -152,7 +152,8 @@ async def pulled(
     accept_encoding: str | None,
 ) -> Whole | None:
     """What `fetch_records` answers to a query without a filter, in a form that is neither lines nor by schemas, from
-    this offset on; None where that is in pieces, or for an offset that is out of bounds. Raises as it does."""
+    this offset on; None where that is in pieces, or refused for want of memory, and for an offset that is out of
+    bounds. Raises as it does."""
     pull = _pull_of(gateway, topic, partition, kind, query)
     pull.start = start
     allowance = caller.allowance

@@ -4,8 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Callable
+from typing import TypeVar
 
+import pytest
+
+from gateway.surfaces.http.connection import Client
+from gateway.surfaces.http.context import Gateway
+from gateway.surfaces.http.fast_path import FastPath, Plain
+from tests.gateway.security.kit import served
 from tests.waiting import PATIENCE_S
+
+Said = TypeVar("Said")
 
 JSON = "application/vnd.kafka.json.v2+json"
 ONE = b'{"records":[{"key":"k","value":{"a":1}}]}'
@@ -42,3 +52,30 @@ async def warmed(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]
     assert (await answer(reader))[0].startswith("HTTP/1.1 200")
     await asyncio.sleep(0.01)
     return reader, writer
+
+
+async def asked(gateway: Gateway, *requests: bytes) -> list[tuple[str, bytes]]:
+    """The answers to requests that are sent one after the other on one connection."""
+    answers = []
+    async with served(gateway) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for sent in requests:
+            writer.write(sent)
+            answers.append(await answer(reader))
+        writer.close()
+    return answers
+
+
+def noted(patch: pytest.MonkeyPatch, said: Callable[[Plain, bytes], Said]) -> list[Said]:
+    """What is said of each request that takes the fast path from now on, from its meaning and its body."""
+    notes: list[Said] = []
+    take = FastPath.take
+
+    def noting(self: FastPath, meaning: Plain, data: bytes, start: int, client: Client) -> bool:
+        is_taken = take(self, meaning, data, start, client)
+        if is_taken:
+            notes.append(said(meaning, data[start:]))
+        return is_taken
+
+    patch.setattr(FastPath, "take", noting)
+    return notes

@@ -39,36 +39,14 @@ from store.types import Acks, Append, Appended
 from tests.clock import FakeClock
 from tests.gateway.fake_broker import FakeBroker, fake_gateway
 from tests.gateway.security.kit import secured, served
-from tests.gateway.surfaces.http.plain_requests import JSON, ONE, ORDINARY, answer, request, warmed
+from tests.gateway.surfaces.http.plain_requests import JSON, ONE, ORDINARY, answer, asked, noted, request, warmed
 from tests.waiting import PATIENCE_S
-
-
-async def asked(gateway: Gateway, *requests: bytes) -> list[tuple[str, bytes]]:
-    """The answers to requests that are sent one after the other on one connection."""
-    answers = []
-    async with served(gateway) as port:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        for sent in requests:
-            writer.write(sent)
-            answers.append(await answer(reader))
-        writer.close()
-    return answers
 
 
 @pytest.fixture
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
     """The bodies of requests that have taken the fast path."""
-    bodies: list[bytes] = []
-    take = FastPath.take
-
-    def noting(self: FastPath, meaning: Plain, data: bytes, start: int, client: Client) -> bool:
-        is_taken = take(self, meaning, data, start, client)
-        if is_taken:
-            bodies.append(data[start:])
-        return is_taken
-
-    monkeypatch.setattr(FastPath, "take", noting)
-    return bodies
+    return noted(monkeypatch, lambda _, body: body)
 
 
 async def orders(**settings: object) -> tuple[Gateway, FakeBroker]:

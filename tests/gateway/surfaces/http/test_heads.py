@@ -4,6 +4,7 @@ is."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterator
 from random import Random
 
 import pytest
@@ -107,6 +108,26 @@ def _head(random: Random) -> bytes:
     return b"POST /" + random.choice([b"a", b"X-Request-Id:"]) + b" HTTP/1.1\r\n" + break_.join(lines) + b"\r\n\r\n"
 
 
+Parse = Callable[[bytes], RawRequestMessage | None]
+
+
+@pytest.fixture
+def parsed() -> Iterator[Parse]:
+    """What aiohttp's parser reads; None where it refuses, or waits for more."""
+    loop = asyncio.new_event_loop()
+
+    def parse(data: bytes) -> RawRequestMessage | None:
+        parser = HttpRequestParser(BaseProtocol(loop), loop, 2**16)
+        try:
+            messages, _, _ = parser.feed_data(data)
+        except HttpProcessingError:
+            return None
+        return messages[0][0] if messages else None  # type: ignore[return-value]
+
+    yield parse
+    loop.close()
+
+
 def said(message: RawRequestMessage) -> list[object]:
     """All that the parser says of a head, but for the values that are cut out."""
     names = "method", "path", "version", "should_close", "compression", "upgrade", "chunked", "url"
@@ -115,19 +136,10 @@ def said(message: RawRequestMessage) -> list[object]:
     return [*(getattr(message, name) for name in names), headers]
 
 
-def test_what_is_found_is_what_the_parser_says() -> None:
+def test_what_is_found_is_what_the_parser_says(parsed: Parse) -> None:
     random = Random(37)
-    loop = asyncio.new_event_loop()
     memo: HeadMemo[RawRequestMessage] = HeadMemo()
     found_count = refused_count = 0
-
-    def parsed(data: bytes) -> RawRequestMessage | None:
-        parser = HttpRequestParser(BaseProtocol(loop), loop, 2**16)
-        try:
-            messages, _, _ = parser.feed_data(data)
-        except HttpProcessingError:
-            return None
-        return messages[0][0] if messages else None  # type: ignore[return-value]
 
     for _ in range(6_000):
         data = _head(random)
@@ -145,7 +157,6 @@ def test_what_is_found_is_what_the_parser_says() -> None:
             memo.remember(data, message, message)
         else:
             refused_count += 1
-    loop.close()
     assert found_count > 200
     assert refused_count > 500
 
@@ -257,20 +268,11 @@ def _pull(random: Random) -> bytes:
     return b"GET " + target + b" HTTP/1.1\r\n" + b"\r\n".join(lines) + b"\r\n\r\n"
 
 
-def test_a_pull_that_is_found_is_what_the_parser_says() -> None:
+def test_a_pull_that_is_found_is_what_the_parser_says(parsed: Parse) -> None:
     """But for its offset, where that is named once, as whoever gives it a meaning sees to."""
     random = Random(112)
-    loop = asyncio.new_event_loop()
     memo: HeadMemo[RawRequestMessage] = HeadMemo()
     found_count = 0
-
-    def parsed(data: bytes) -> RawRequestMessage | None:
-        parser = HttpRequestParser(BaseProtocol(loop), loop, 2**16)
-        try:
-            messages, _, _ = parser.feed_data(data)
-        except HttpProcessingError:
-            return None
-        return messages[0][0] if messages else None  # type: ignore[return-value]
 
     for _ in range(6_000):
         data = _pull(random)
@@ -292,5 +294,4 @@ def test_a_pull_that_is_found_is_what_the_parser_says() -> None:
             found_count += 1
         elif message is not None and len(message.url.query.getall("offset", [])) == 1:
             memo.remember(data, message, message)
-    loop.close()
     assert found_count > 200

@@ -12,9 +12,7 @@ import pytest
 from gateway.brokers.base import BrokerUnreachable
 from gateway.surfaces.http.answer_memory import SMALL_BYTES
 from gateway.surfaces.http.answers import PACK_BYTES_MIN
-from gateway.surfaces.http.connection import Client
 from gateway.surfaces.http.context import Gateway
-from gateway.surfaces.http.fast_path import FastPath, Plain
 from gateway.surfaces.rest_v2 import fetch
 from store import record_batch
 from store.limits import MiB
@@ -23,7 +21,8 @@ from store.types import OFFSET_MAX, Acks, Append, QueueKey
 from tests.clock import FakeClock
 from tests.gateway.fake_broker import FakeBroker, fake_gateway
 from tests.gateway.security.kit import secured, served
-from tests.gateway.surfaces.http.plain_requests import JSON, ONE, ORDINARY, answer, request
+from tests.gateway.surfaces.http import plain_requests
+from tests.gateway.surfaces.http.plain_requests import JSON, ONE, ORDINARY, answer, noted, request
 from tests.waiting import PATIENCE_S
 
 PATH = "/topics/orders/partitions/0/records"
@@ -52,17 +51,7 @@ async def send(broker: FakeBroker, *values: bytes | None, json_values: bool = Tr
 @pytest.fixture
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
     """The offsets of pulls that have taken the fast path."""
-    offsets: list[int | None] = []
-    take = FastPath.take
-
-    def noting(self: FastPath, meaning: Plain, data: bytes, start: int, client: Client) -> bool:
-        is_taken = take(self, meaning, data, start, client)
-        if is_taken:
-            offsets.append(meaning.asked.offset)
-        return is_taken
-
-    monkeypatch.setattr(FastPath, "take", noting)
-    return offsets
+    return noted(monkeypatch, lambda meaning, _: meaning.asked.offset)
 
 
 async def orders(**settings: object) -> tuple[Gateway, FakeBroker]:
@@ -72,18 +61,14 @@ async def orders(**settings: object) -> tuple[Gateway, FakeBroker]:
 
 
 async def asked(gateway: Gateway, *requests: bytes) -> list[tuple[str, bytes]]:
-    """The answers to requests that are sent one after the other on one connection, without what differs from one to the
-    next."""
-    answers = []
-    async with served(gateway) as port:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        for sent in requests:
-            writer.write(sent)
-            head, body = await answer(reader)
-            head = re.sub(r"(?m)^(Date|X-Request-Id|Content-Length): .*$", r"\1: ...", head)
-            answers.append((head, re.sub(rb'"request_id":"[^"]*"', b"", body)))
-        writer.close()
-    return answers
+    """The answers, without what differs from one to the next."""
+    return [
+        (
+            re.sub(r"(?m)^(Date|X-Request-Id|Content-Length): .*$", r"\1: ...", head),
+            re.sub(rb'"request_id":"[^"]*"', b"", body),
+        )
+        for head, body in await plain_requests.asked(gateway, *requests)
+    ]
 
 
 @pytest.mark.parametrize("accept", [JSON, BATCH_TYPE, "application/vnd.kafka.text.v2+json", "application/json", "*/*"])
