@@ -61,6 +61,7 @@ from store.log.entry import Blank, Damage, Header
 from store.log.recovery import Progress, RecoveryReport, recover
 from store.log.retention import LogFile, decide_expired
 from store.log.writer import Writer, WriterStats
+from store.read_ahead import ReadAhead
 from store.record_batch import Record, decode, encode, max_timestamp_ms
 from store.snapshot import Snapshot, SnapshotFiles
 from store.topic_changes import TopicChanges
@@ -176,6 +177,7 @@ class Store:
         self._tail: dict[int, Entry] = {}
         self._tail_order: deque[Entry] = deque()
         self._tail_bytes = 0
+        self._read_ahead = ReadAhead(self._runs_from, self._cached, self._tail.__contains__)
         self._waiters: dict[QueueKey, list[asyncio.Future[None]]] = {}
         self._watching: dict[int, dict[object, Callable[[Mapping[QueueKey, int]], None]]] = {}  # by topic id
         self._published_position = 0
@@ -428,6 +430,7 @@ class Store:
             task.cancel()
         await asyncio.wait(periodic)
         self._closing = True
+        self._read_ahead.forget()
         self._queues.pauses_s = 0
         self._wake_all()
         try:
@@ -859,6 +862,7 @@ class Store:
         while True:
             old_end = self._published_position
             await asyncio.sleep(TAIL_KEPT_S)
+            self._read_ahead.forget()
             count = 0
             while self._tail_order and self._tail_order[0].position < old_end:
                 self._forget_oldest()
@@ -909,9 +913,15 @@ class Store:
         runs: list[Run] = []
         total_bytes = 0
         at = offset
+        known = self._read_ahead.runs_from(queue, offset) if tag_hashes is None else ()
         while at < end and (total_bytes < max_bytes or not runs):
-            count = min(UNITS_PER_LOOK_UP, end - at)
-            for run in self._queues.runs(queue, at, count, tag_hashes):
+            if known:
+                found, step = [run for run in known if run.offset < end], known[-1].offset - at
+                known = ()
+            else:
+                step = min(UNITS_PER_LOOK_UP, end - at)
+                found = self._queues.runs(queue, at, step, tag_hashes)
+            for run in found:
                 if runs and run.position == runs[-1].position:
                     continue  # an entry that began in the step before
                 if runs and total_bytes + run.size > max_bytes:
@@ -919,7 +929,7 @@ class Store:
                     break
                 runs.append(run)
                 total_bytes += run.size
-            at += count
+            at = min(at + step, end)
             if not runs and at - offset >= UNITS_PER_READ_MAX:
                 break
         low, high = bounds
@@ -933,12 +943,19 @@ class Store:
             # Retention removed the file while this waited for a thread. The min offset has risen before that.
             return _nothing(self.bounds(queue), offset)
         is_all = total_bytes < max_bytes  # of what was looked at
+        if not is_all:
+            self._read_ahead.has_read(queue, offset, entries, max_bytes)
         next_offset = min(at, high) if is_all else entries[-1].next_offset
         return ReadResult(ReadStatus.FOUND, entries, low, high, max(next_offset, entries[-1].next_offset))
 
     async def _entries(self, queue: QueueKey, runs: Sequence[Run]) -> list[Entry]:
         """Entries from memory where they are, from the log's files otherwise."""
         remembered = [self._tail.get(run.position) for run in runs]
+        if self._read_ahead:
+            taken = self._read_ahead.taken
+            remembered = [
+                taken(run.position) if entry is None else entry for run, entry in zip(runs, remembered, strict=True)
+            ]
         missing = [run for run, entry in zip(runs, remembered, strict=True) if entry is None]
         if not missing:
             return [entry for entry in remembered if entry is not None]
@@ -952,6 +969,25 @@ class Store:
             _check_run(queue, run, entry)
         rest = iter(fetched)
         return [entry if entry is not None else next(rest) for entry in remembered]
+
+    def _runs_from(self, queue: QueueKey, offset: int) -> Iterator[Run]:
+        """See `read_ahead.RunsOf`."""
+        position = -1
+        while offset < (end := self.bounds(queue).max_offset):
+            count = min(UNITS_PER_LOOK_UP, end - offset)
+            for run in self._queues.runs(queue, offset, count):
+                if run.position != position:
+                    yield run
+                position = run.position
+            offset += count
+
+    def _cached(self, queue: QueueKey, runs: Sequence[Run]) -> Sequence[Entry] | None:
+        """See `read_ahead.ReadAll`."""
+        entries = self._log.cached_spans([Span(run.position, run.size) for run in runs])
+        if entries is not None:
+            for run, entry in zip(runs, entries, strict=True):
+                _check_run(queue, run, entry)
+        return entries
 
     async def read_entry(self, position: int) -> Entry:
         """The entry at a position of the log. Raises Corrupt."""

@@ -71,6 +71,10 @@ KEPT_BYTES_MAX = 24 * MiB
 KEPT_QUEUE_BYTES_MAX = 4 * KiB
 """... and of one queue: with more, its file is worth a write."""
 
+LONG_RUN_UNITS = 256
+"""Entries of so many records are looked for one by one: to read all of their units takes longer."""
+
+_NO_RUN = 0, 0
 
 _new = tuple.__new__  # a NamedTuple's own constructor takes twice as long
 _EMPTY = Bounds(0, 0)
@@ -79,7 +83,9 @@ _EMPTY = Bounds(0, 0)
 class _Queue:
     """One queue: units [min, flushed) are in files, the ones after them in memory."""
 
-    __slots__ = ("directory", "flushed_count", "key", "max_offset", "min_offset", "named", "pending", "written")
+    __slots__ = (
+        "directory", "flushed_count", "key", "last_run", "max_offset", "min_offset", "named", "pending", "written",
+    )  # fmt: skip
 
     def __init__(self, key: QueueKey, directory: Path, offset: int) -> None:
         self.key = key
@@ -87,6 +93,7 @@ class _Queue:
         self.min_offset = self.flushed_count = self.max_offset = offset
         self.pending = PendingUnits()
         self.named: set[int] = set()  # starts of the files whose names are durable
+        self.last_run = _NO_RUN  # first offset of the entry that was looked for last, and how many records the last had
         self.written: tuple[int, Path] | None = None  # start and path of the file that a flush wrote last
 
     def path_of(self, start: int) -> Path:
@@ -228,17 +235,19 @@ class FileConsumeQueues(ConsumeQueues):
         end = offset + unit_count
         runs: list[Run] = []
         if offset < found.flushed_count:
-            units = self._read_files(found.directory, offset, min(end, found.flushed_count) - offset)
+            flushed_end = min(end, found.flushed_count)
+            first = self._long_runs(found, offset, flushed_end, runs) if tag_hashes is None else offset
+            units = self._read_files(found.directory, first, flushed_end - first)
             at = length = 0
             while at < len(units):
-                position, size = ENTRY_EXTENT.unpack_from(units, at)
-                unit_offset = offset + at // UNIT_BYTES
-                if size <= 0 or position < 0:
-                    raise IndexDamaged(f"{found.directory}: the unit of offset {unit_offset} points nowhere")
+                unit_offset = first + at // UNIT_BYTES
+                run = _run(found.directory, units[at : at + ENTRY_EXTENT.size], unit_offset)
                 run_end = _end_of_run(units, at, length)
-                length = run_end - at
+                if length != run_end - at:
+                    length = run_end - at
+                    found.last_run = unit_offset, length // UNIT_BYTES
                 if tag_hashes is None or _has_tag(units[at:run_end], tag_hashes):
-                    runs.append(Run(position, size, unit_offset))
+                    runs.append(run)
                 at = run_end
         if end > found.flushed_count:
             for pending in found.pending.since(offset, found.max_offset):
@@ -247,6 +256,26 @@ class FileConsumeQueues(ConsumeQueues):
                 if tag_hashes is None or pending.has_tag(tag_hashes, offset, end):
                     runs.append(Run(pending.position, pending.size, max(offset, pending.base_offset)))
         return runs
+
+    def _long_runs(self, queue: _Queue, offset: int, end: int, runs: list[Run]) -> int:
+        """Add the entries of flushed units from `offset` on that are as long as the last one; the offset where another
+        one begins. Two units are read of each: the last that should be its own, and the one behind it."""
+        first, length = queue.last_run
+        if length < LONG_RUN_UNITS:
+            return offset
+        at, extent = offset, self._read_files(queue.directory, offset, 1)[: ENTRY_EXTENT.size]
+        while at < end:
+            if not first <= at < first + length:  # it begins here
+                first = at
+            run_end = min(first + length, end)
+            ends = self._read_files(queue.directory, run_end - 1, 2 if run_end < end else 1)
+            following = ends[UNIT_BYTES : UNIT_BYTES + ENTRY_EXTENT.size]
+            if not ends.startswith(extent) or following == extent:
+                break
+            runs.append(_run(queue.directory, extent, at))
+            at, extent = run_end, following
+        queue.last_run = first, length
+        return at
 
     def advance_min(self, position: int) -> None:
         """See `ConsumeQueues.advance_min`."""
@@ -389,7 +418,7 @@ class FileConsumeQueues(ConsumeQueues):
                 raise IndexDamaged(f"{directory / _name(start)} ends before the unit of offset {offset + count - 1}")
             parts.append(part)
             position += size
-        return b"".join(parts)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _file(self, directory: Path, start: int) -> File:
         key = directory, start  # no path: joining one costs more than a read of units
@@ -511,6 +540,14 @@ def _pieces(entries: Iterator[Cells]) -> Iterator[bytes]:
             units, size = [], 0
     if units:
         yield b"".join(units)
+
+
+def _run(directory: Path, extent: bytes, offset: int) -> Run:
+    """The entry of the unit that begins so. Raises IndexDamaged."""
+    position, size = ENTRY_EXTENT.unpack(extent)
+    if size <= 0 or position < 0:
+        raise IndexDamaged(f"{directory}: the unit of offset {offset} points nowhere")
+    return Run(position, size, offset)
 
 
 def _end_of_run(units: bytes | bytearray, at: int, length: int) -> int:

@@ -19,7 +19,8 @@ from itertools import chain, repeat
 from typing import NamedTuple
 
 _COLUMNS = 3
-_ROWS_AT_A_TIME = 256  # unpacked for a reader or a flush
+_FIRST_ROWS = 16  # unpacked for a reader or a flush: many readers need no more
+_ROWS_AT_A_TIME = 256  # ... then
 ROW_BYTES = _COLUMNS * array("q").itemsize
 
 
@@ -139,10 +140,14 @@ class PendingUnits:
         return removed
 
     def _cells(self, first: int, until: int, end: int) -> Iterator[Cells]:
-        begins = range(first, until, _ROWS_AT_A_TIME)
-        return chain.from_iterable(
-            self._part(begin, min(begin + _ROWS_AT_A_TIME, until), until, end) for begin in begins
-        )
+        return chain.from_iterable(self._parts(first, until, end))
+
+    def _parts(self, first: int, until: int, end: int) -> Iterator[Iterator[Cells]]:
+        count = _FIRST_ROWS
+        while first < until:
+            stop = min(first + count, until)
+            yield self._part(first, stop, until, end)
+            first, count = stop, _ROWS_AT_A_TIME
 
     def _part(self, begin: int, stop: int, until: int, end: int) -> Iterator[Cells]:
         cells = self._rows[_COLUMNS * begin : _COLUMNS * stop].tolist()
