@@ -715,10 +715,20 @@ class Store:
         """Appends that are begun before `write_held`, in the same turn of the event loop, go to the log together."""
         self._writer.hold()
 
-    def write_held(self) -> None:
+    def write_held(self, meanwhile: Callable[[], None] | None = None) -> None:
         """Write what was begun at once, if its callers ask for no sync and the log is free: it is answered on return
-        then."""
-        self._writer.write_held()
+        then. `meanwhile` is called while the disk works for it, if it does, before it is answered; it must not
+        raise."""
+        self._writer.write_held(meanwhile)
+
+    def when_gathered(self, call: Callable[[], None]) -> bool:
+        """Whether the next write waits for those whom the last sync has answered. If so `call` is called before it,
+        once: what comes until then may be appended together. It must not raise."""
+        return self._writer.when_gathered(call)
+
+    def next_offset(self, queue: QueueKey) -> int:
+        """The offset that the next record gets, if all that is under way is stored."""
+        return self._writer.next_offset(queue)
 
     def _begin_once(self, appends: Sequence[Append], acks: Acks) -> asyncio.Future[list[Appended]]:
         """As `_append_once`, begun on return when all is new."""

@@ -83,6 +83,7 @@ from store.types import (
     Identity,
     Original,
     ProducerSequence,
+    QueueKey,
     RecordNumbers,
     RequestPart,
 )
@@ -154,6 +155,8 @@ class Begun(NamedTuple):
     batch_bytes: int
     started_s: float
     now_ms: int
+    expected_offset: int | None = None
+    """Of its first record, if all goes as it looks; None: not known."""
 
 
 class KeysTaken(RequestError):
@@ -267,7 +270,15 @@ class HeldWrites(Protocol):
         """See `store.store.Store`."""
         ...
 
-    def write_held(self) -> None:
+    def write_held(self, meanwhile: Callable[[], None] | None = None) -> None:
+        """See `store.store.Store`."""
+        ...
+
+    def when_gathered(self, call: Callable[[], None]) -> bool:
+        """See `store.store.Store`."""
+        ...
+
+    def next_offset(self, queue: QueueKey) -> int:
         """See `store.store.Store`."""
         ...
 
@@ -599,18 +610,25 @@ class Producer:
 
     def _begun(self, topic: str, target: int, route: Route, append: Append, acks: Acks | None, now_ms: int) -> Begun:
         started_s = perf_counter()
+        expected = None if self._own_store is None else route.to_logical(self._own_store.next_offset(route.queue))
         outcome = route.broker.begin_append((append,), acks=self._acks if acks is None else acks)
-        return Begun(outcome, topic, target, route, append.record_count, len(append.batch), started_s, now_ms)
+        return Begun(outcome, topic, target, route, append.record_count, len(append.batch), started_s, now_ms, expected)
 
     def hold_writes(self) -> None:
         """What is begun before `write_held`, in the same turn of the event loop, is written together."""
         if self._own_store is not None:
             self._own_store.hold_writes()
 
-    def write_held(self) -> None:
-        """Have what was begun written now where nothing is to be waited for: its outcome is there on return then."""
+    def write_held(self, meanwhile: Callable[[], None] | None = None) -> None:
+        """Have what was begun written now where nothing is to be waited for: its outcome is there on return then.
+        `meanwhile` is called while the disk works for it, if that is known; it must not raise."""
         if self._own_store is not None:
-            self._own_store.write_held()
+            self._own_store.write_held(meanwhile)
+
+    def when_gathered(self, call: Callable[[], None]) -> bool:
+        """Whether what is sent to this process's store waits for others in any case. If so `call` is called when it
+        does no more, once. It must not raise."""
+        return self._own_store is not None and self._own_store.when_gathered(call)
 
     def finish(self, begun: Begun) -> tuple[int, Acks]:
         """The offset of the first of the begun records, and how durable they are. Raises what the broker's answer
@@ -1066,7 +1084,7 @@ class Producer:
 
     def finish_batch(self, begun: Begun) -> BatchReceipt:
         """Where a begun batch is. Raises what the broker's answer raises."""
-        outcome, topic, partition, route, count, batch_bytes, started_s, _ = begun
+        outcome, topic, partition, route, count, batch_bytes, started_s, _, _ = begun
         try:
             (answer,) = outcome.result()
         except AlreadyStored as known:

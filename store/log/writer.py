@@ -174,6 +174,10 @@ class Writer:
         self._loop = asyncio.get_running_loop()
         self._work = asyncio.Event()
         self._is_held = False  # `append` leaves it to `write_held` to have what waits written
+        self._meanwhile: list[Callable[[], None]] = []  # while the disk works for what waits
+        self._gathering: list[Callable[[], None]] | None = (
+            None  # before the next group is taken; None: it may be any time
+        )
         self._alarm: asyncio.TimerHandle | None = None  # sets `_work` when it is time to flush
         self._stopping = False
         self._failure: StoreError | None = None
@@ -250,9 +254,18 @@ class Writer:
         loop."""
         self._is_held = True
 
-    def write_held(self) -> None:
+    def when_gathered(self, call: Callable[[], None]) -> bool:
+        """Whether this waits for those whom the last sync has answered. If so `call` is called once, before the next
+        group is taken, so that what comes until then may be appended together. It must not raise."""
+        if self._gathering is None:
+            return False
+        self._gathering.append(call)
+        return True
+
+    def write_held(self, meanwhile: Callable[[], None] | None = None) -> None:
         """Write what waits at once if nothing is to be waited for: the futures of its appends are done on return then.
-        Else `run` writes it, in a later turn of the event loop."""
+        Else `run` writes it, in a later turn of the event loop, and calls `meanwhile` while the disk works for it; it
+        is not called when no sync is asked for, and must not raise."""
         self._is_held = False
         if not self._waiting:
             return
@@ -265,6 +278,8 @@ class Writer:
             and self._is_inline(size)
         )
         if not is_at_once:
+            if meanwhile is not None:
+                self._meanwhile.append(meanwhile)
             self._work.set()
             return
         group, self._waiting = self._waiting, []
@@ -374,10 +389,16 @@ class Writer:
         send one after the other fall into two halves, and each waits while the disk works for the other: a sync costs
         the same for all of them."""
         began_ms = self._clock.now_ms()
-        for _ in range(GATHER_TURNS):
-            await asyncio.sleep(0)
-            if self._stopping or self._clock.now_ms() - began_ms > GATHER_MS:
-                return
+        gathering = self._gathering = []
+        try:
+            for _ in range(GATHER_TURNS):
+                await asyncio.sleep(0)
+                if self._stopping or self._clock.now_ms() - began_ms > GATHER_MS:
+                    return
+        finally:
+            self._gathering = None
+            for call in gathering:
+                call()
 
     def _fail(self, group: list[_Call], error: BaseException) -> None:
         """End appends for good (W3)."""
@@ -395,7 +416,13 @@ class Writer:
         size = sum([call.size for call in group])
         written: list[_Written] = []
         entries: list[Entry] = []
-        make_entries = partial(_make_entries, written, entries)  # while the disk is busy
+        calls, self._meanwhile = self._meanwhile, []
+
+        def make_entries() -> None:  # while the disk is busy
+            _make_entries(written, entries)
+            while sync and calls:
+                calls.pop()()
+
         try:
             if self._is_inline(size):
                 self._write_inline(group, written)

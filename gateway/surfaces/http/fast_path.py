@@ -30,7 +30,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import lru_cache, partial
 from time import perf_counter, thread_time
 from typing import Any, NamedTuple
@@ -92,6 +93,9 @@ _UNNAMED = b"%bContent-Length: %%d\r\nDate: %b\r\nX-Request-Id: %%b\r\n\r\n%%b"
 _STREAMED = b"%bTransfer-Encoding: chunked\r\nDate: %b\r\nX-Request-Id: %%b\r\n\r\n%%x\r\n%%b\r\n0\r\n\r\n"
 
 
+_ANSWER_FAILED = "an answer of the fast path failed"
+
+
 class Plain(NamedTuple):
     """What the head of a request for the fast path means, and where its answer is counted. `request_id`: the one that
     its client has sent."""
@@ -113,12 +117,13 @@ _Waiting = tuple[Plain, ProduceRecord, Any, Client]
 class _Batch:
     """Records of one turn that go one way, and who waits for each."""
 
-    __slots__ = ("body_bytes", "records", "started_s", "waiting")
+    __slots__ = ("answers", "body_bytes", "records", "started_s", "waiting")
 
     def __init__(self) -> None:
         self.records: list[ProduceRecord] = []
         self.waiting: list[_Waiting] = []
         self.body_bytes = 0
+        self.answers: tuple[int, list[bytes]] | None = None  # made ahead, if the first record gets this offset
         self.started_s = perf_counter()  # the others have come in the same turn
 
 
@@ -295,15 +300,18 @@ class FastPath:
         return batch
 
     def _end_turn(self) -> None:
+        if self._producer.when_gathered(self._end_turn):
+            return  # more records may come for the same batches
         batches, self._batches = self._batches, {}
+        all_begun: list[tuple[_Batch, Begun]] = []
         self._producer.hold_writes()
         try:
-            all_begun = [(batch, self._begin(way, batch)) for way, batch in batches.items()]
+            for way, batch in batches.items():
+                if (begun := self._begin(way, batch)) is not None:
+                    all_begun.append((batch, begun))
         finally:
-            self._producer.write_held()
+            self._producer.write_held(partial(self._make_answers, all_begun))
         for batch, begun in all_begun:
-            if begun is None:
-                continue
             if begun.outcome.done():  # two turns of the event loop sooner than by a callback
                 self._answer(batch, begun, begun.outcome)
             else:
@@ -325,6 +333,28 @@ class FastPath:
         for _, _, _, client in waiting:
             self._loop.call_soon(client.reply, None)
 
+    def _make_answers(self, all_begun: Sequence[tuple[_Batch, Begun]]) -> None:
+        """While the disk works nothing else is to be done for callers who all wait for it."""
+        for batch, begun in all_begun:
+            if (expected := begun.expected_offset) is not None and not begun.outcome.done():
+                with suppress(Exception):  # it is met again when they are answered
+                    batch.answers = expected, list(self._answers_of(batch, begun, expected, Acks.FLUSHED))
+
+    def _answers_of(self, batch: _Batch, begun: Begun, offset: int, reached: Acks) -> Iterator[bytes]:
+        """One by one: a client that has its own goes on while the next is made."""
+        partition, now_ms = begun.partition, begun.now_ms
+        known: Plain = batch.waiting[0][0]
+        template, answer = _template(known.asked, reached), _answer_of(known)
+        new, text_of = tuple.__new__, self._text_of  # a NamedTuple's own constructor takes three times as long
+        for own_offset, (plain, record, detail, _) in enumerate(batch.waiting, offset):
+            if plain is not known:  # equal heads have one meaning
+                known, template, answer = plain, _template(plain.asked, reached), _answer_of(plain)
+            time_ms = record.timestamp_ms
+            if time_ms is None:
+                time_ms = now_ms
+            receipt = new(Receipt, (partition, own_offset, time_ms, None, None, reached, False))
+            yield text_of(plain, template, answer(plain.asked, record, detail, receipt))
+
     def _answer(self, batch: _Batch, begun: Begun, _: asyncio.Future[list[Appended]]) -> None:
         try:
             offset, reached = self._producer.finish(begun)
@@ -332,22 +362,23 @@ class FastPath:
             for waiting in batch.waiting:
                 self._failed(waiting[0], error, waiting[3], batch.started_s)
             return
-        partition, now_ms = begun.partition, begun.now_ms
         elapsed_s = perf_counter() - batch.started_s
-        known: Plain = batch.waiting[0][0]
-        template, known_from, answer = _template(known.asked, reached), offset, _answers_of(known)
-        new, send = tuple.__new__, self._send  # a NamedTuple's own constructor takes three times as long
-        for own_offset, (plain, record, detail, client) in enumerate(batch.waiting, offset):
-            if plain is not known:  # equal heads have one meaning
-                known.stats.answered(known.asked.status, elapsed_s, own_offset - known_from)
-                known, template, known_from = plain, _template(plain.asked, reached), own_offset
-                answer = _answers_of(plain)
-            time_ms = record.timestamp_ms
-            if time_ms is None:
-                time_ms = now_ms
-            receipt = new(Receipt, (partition, own_offset, time_ms, None, None, reached, False))
-            send(plain, template, answer(plain.asked, record, detail, receipt), client)
-        known.stats.answered(known.asked.status, elapsed_s, offset + len(batch.waiting) - known_from)
+        answers: Iterable[bytes]
+        if batch.answers is not None and batch.answers[0] == offset and reached is Acks.FLUSHED:
+            answers = batch.answers[1]
+        else:
+            answers = self._answers_of(batch, begun, offset, reached)
+        known, count = batch.waiting[0][0], 0
+        for (plain, _record, _detail, client), answer in zip(batch.waiting, answers, strict=True):
+            if plain is not known:
+                known.stats.answered(known.asked.status, elapsed_s, count)
+                known, count = plain, 0
+            count += 1
+            try:  # as `_put`: for each of many
+                client.reply(answer)
+            except Exception:
+                log.exception(_ANSWER_FAILED)
+        known.stats.answered(known.asked.status, elapsed_s, count)
 
     # ------------------------------------------------------------------------------------------- many records
 
@@ -489,7 +520,7 @@ class FastPath:
 
     def _reply(self, plain: Plain, template: bytes, body: bytes, client: Client, elapsed_s: float) -> None:
         plain.stats.answered(plain.asked.status, elapsed_s)
-        self._send(plain, template, body, client)
+        self._put(client, self._text_of(plain, template, body))
 
     def _reply_whole(self, plain: Plain, answer: Whole, client: Client, elapsed_s: float) -> int:
         """Returns the size of the body."""
@@ -504,19 +535,19 @@ class FastPath:
         given = plain.request_id
         return self._request_ids.new_bytes() if given is None else given.encode()
 
-    def _send(self, plain: Plain, template: bytes, body: bytes, client: Client) -> None:
+    def _text_of(self, plain: Plain, template: bytes, body: bytes) -> bytes:
+        """A whole answer."""
         request_id = self._id_of(plain)
         if plain.asked.is_streamed:
-            self._put(client, template % (request_id, len(body), body))
-        else:
-            self._put(client, template % (len(body), request_id, body))
+            return template % (request_id, len(body), body)
+        return template % (len(body), request_id, body)
 
     @staticmethod
     def _put(client: Client, answer: bytes | Sequence[Buffer]) -> None:
         try:
             client.reply(answer)
         except Exception:  # of one connection; the others wait for their answers
-            log.exception("an answer of the fast path failed")
+            log.exception(_ANSWER_FAILED)
 
 
 class _Call:
@@ -567,7 +598,7 @@ def _unnamed(head: bytes) -> bytes:
     return _UNNAMED % (head, rfc822_formatted_time().encode())
 
 
-def _answers_of(plain: Plain) -> Callable[[Asked, ProduceRecord, Any, Receipt], bytes]:
+def _answer_of(plain: Plain) -> Callable[[Asked, ProduceRecord, Any, Receipt], bytes]:
     assert plain.records is not None
     return plain.records.answer
 
