@@ -12,7 +12,7 @@ from random import Random
 
 import pytest
 
-from store.errors import DiskFull, Overloaded, RecordTooLarge, StoreStopped
+from store.errors import DiskFull, Overloaded, RecordTooLarge, StoreError, StoreStopped
 from store.limits import KiB, MiB
 from store.log import writer
 from store.log.commit_log import CommitLog
@@ -369,6 +369,83 @@ async def test_a_sync_waits_for_those_whom_the_last_one_has_answered() -> None:
         await asyncio.sleep(0)  # the first one's group has been taken
         await asyncio.gather(first, *(sender(10) for _ in range(7)))
         assert store.stats.sync_count - before <= 12, "not one for each half of them"
+
+
+async def test_what_waits_for_that_is_told_once_before_the_next_group_is_taken() -> None:
+    executor = HoldingExecutor()
+    store = await Store.open(SMALL, files=SimDisk(), clock=FakeClock(), executor=executor)
+    queue = QueueKey((await store.create_topic("t", 1))[0].topic_id, 0)
+    told: list[int] = []
+    await asyncio.sleep(0)
+    assert not store.when_gathered(lambda: told.append(0)), "nothing is waited for"
+    executor.is_holding = True
+    begun = held(store, queue, (b"a", Acks.FLUSHED), (b"b", Acks.FLUSHED))
+    await executor.next()
+    assert not store.when_gathered(lambda: told.append(0)), "the disk works: what is sent now is made ready meanwhile"
+    executor.let_go()
+    await asyncio.wait(begun)
+
+    def told_with_more() -> None:
+        told.append(1)
+        begun.append(store.begin_append([append_of(queue, [b"c"])], acks=Acks.FLUSHED))
+
+    async with asyncio.timeout(PATIENCE_S):
+        while not store.when_gathered(told_with_more):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        groups = store.stats.group_count
+        begun += held(store, queue, (b"d", Acks.FLUSHED))
+        assert not told
+        await asyncio.wait(begun)
+        while len(begun) < 4:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        await asyncio.wait(begun)
+    assert told == [1]
+    assert store.stats.group_count == groups + 1, "it came before the group was taken"
+    assert await values_of(store, queue) == [b"a", b"b", b"d", b"c"]
+    await store.close()
+
+
+async def test_what_is_told_when_a_store_stops_while_it_gathers() -> None:
+    told: list[StoreError] = []
+    async with opened(SimDisk()) as store:
+        queue = QueueKey((await store.create_topic("t", 1))[0].topic_id, 0)
+        begun = held(store, queue, (b"a", Acks.FLUSHED), (b"b", Acks.FLUSHED))
+        await asyncio.wait(begun)
+
+        def append_one_more() -> None:
+            try:
+                store.begin_append([append_of(queue, [b"c"])], acks=Acks.FLUSHED)
+            except StoreError as error:
+                told.append(error)
+
+        async with asyncio.timeout(PATIENCE_S):
+            while not store.when_gathered(append_one_more):  # noqa: ASYNC110
+                await asyncio.sleep(0)
+    assert [type(error) for error in told] == [StoreStopped]
+
+
+@pytest.mark.parametrize("acks", [Acks.FLUSHED, Acks.WRITTEN])
+async def test_there_is_time_for_something_else_while_the_disk_works_and_only_then(acks: Acks) -> None:
+    executor = HoldingExecutor()
+    store = await Store.open(SMALL, files=SimDisk(), clock=FakeClock(), executor=executor)
+    queue = QueueKey((await store.create_topic("t", 1))[0].topic_id, 0)
+    await asyncio.sleep(0)
+    executor.is_holding = True
+    seen: list[bool] = []
+    store.hold_writes()
+    begun = store.begin_append([append_of(queue, [b"a"])], acks=acks)
+    store.write_held(lambda: seen.append(begun.done()))
+    if acks is Acks.WRITTEN:
+        assert begun.done()
+    else:
+        await executor.next()
+        assert seen == [False]
+    executor.let_go()
+    await begun
+    later = held(store, queue, (b"b", Acks.FLUSHED))
+    await asyncio.wait(later)
+    assert len(seen) == (acks is Acks.FLUSHED), "never for another group"
+    await store.close()
 
 
 async def found(disk: SimDisk, seed: int) -> list[bytes]:

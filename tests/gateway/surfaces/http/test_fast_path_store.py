@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from random import Random
 from typing import NamedTuple
@@ -12,11 +12,13 @@ from typing import NamedTuple
 import orjson
 import pytest
 
+from gateway.api.producer import Begun
 from gateway.errors import READ_ONLY
 from gateway.surfaces.http.context import Gateway
+from gateway.surfaces.http.fast_path import FastPath, _Batch
 from store.errors import StoreStopped
 from store.store import Store
-from store.types import QueueKey
+from store.types import Acks, QueueKey
 from tests.clock import FakeClock
 from tests.gateway.brokers.test_local import broker_over
 from tests.gateway.fake_broker import fake_gateway
@@ -52,6 +54,7 @@ async def world() -> AsyncIterator[World]:
     disk = SimDisk()
     store = await open_store(disk)
     gateway, _ = fake_gateway(FakeClock(), shutdown_timeout_ms=100)
+    gateway.producer._own_store = store
     topic = await broker_over(store, gateway.routes_table).create_topic("orders", 2)  # type: ignore[arg-type]
     async with served(gateway) as port:
         made = [await warmed(port) for _ in range(SENDERS)]
@@ -127,6 +130,64 @@ async def test_what_is_under_way_when_a_queue_is_sealed_is_stored_once() -> None
         statuses = [head[9:12] for head, _ in answers]
         assert set(statuses) <= {"200", "503"}
         assert ended == it.store.bounds(queue).max_offset == before + statuses.count("200")
+
+
+@pytest.mark.parametrize("ahead", [0, 1, -1])
+async def test_answers_are_made_while_the_disk_works_and_again_where_the_offset_is_another(
+    ahead: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[tuple[int, bool]] = []
+    original = FastPath._answers_of
+
+    def noted(self: FastPath, batch: _Batch, begun: Begun, offset: int, reached: Acks) -> Iterator[bytes]:
+        made.append((offset, begun.outcome.done()))
+        return original(self, batch, begun, offset, reached)
+
+    async with world() as it:
+        queue = QueueKey(it.topic_id, 0)
+        before = it.store.bounds(queue).max_offset
+        monkeypatch.setattr(FastPath, "_answers_of", noted)
+        following = it.store.next_offset
+        monkeypatch.setattr(it.store, "next_offset", lambda queue: following(queue) + ahead)
+        answers = await it.send(*(numbered(number) for number in range(SENDERS)))
+        offsets = [offset["offset"] for _, body in answers for offset in body["offsets"]]  # type: ignore[attr-defined]
+        assert sorted(offsets) == list(range(before, before + SENDERS))
+        early = [offset - ahead for offset, is_done in made if not is_done]
+        late = [offset for offset, is_done in made if is_done]
+        assert early[0] == before
+        assert late == (early if ahead else [])
+        made.clear()
+        target = "/topics/orders/partitions/0?acks=written"
+        await it.send(*[request(b'{"records":[{"value":1}]}', target=target)] * SENDERS)
+        assert made, "what is not synced is not waited for"
+        assert all(is_done for _, is_done in made)
+
+
+async def test_what_comes_while_the_next_sync_waits_for_more_is_one_batch() -> None:
+    async with world() as it:
+        begin = it.store.when_gathered
+        is_gathering = True
+        calls: list[Callable[[], None]] = []
+
+        def held(call: Callable[[], None]) -> bool:
+            if is_gathering:
+                calls.append(call)
+            return is_gathering or begin(call)
+
+        it.store.when_gathered = held  # type: ignore[method-assign]
+        before = it.store.stats.append_count
+        readers = []
+        for number, (reader, writer) in enumerate(it.connections):
+            writer.write(numbered(number))
+            readers.append(reader)
+            await asyncio.sleep(0.01)
+        assert len(calls) == 1
+        assert it.store.stats.append_count == before
+        is_gathering = False
+        calls[0]()
+        answers = [await answer(reader) for reader in readers]
+        assert {head[9:12] for head, _ in answers} == {"200"}
+        assert it.store.stats.append_count == before + 1
 
 
 async def test_a_bad_record_fails_alone_over_a_real_store() -> None:
