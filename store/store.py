@@ -715,11 +715,11 @@ class Store:
         """Appends that are begun before `write_held`, in the same turn of the event loop, go to the log together."""
         self._writer.hold()
 
-    def write_held(self, meanwhile: Callable[[], None] | None = None) -> None:
+    def write_held(self, meanwhile: Callable[[], None] | None = None, *, caller_count: int = 1) -> None:
         """Write what was begun at once, if its callers ask for no sync and the log is free: it is answered on return
         then. `meanwhile` is called while the disk works for it, if it does, before it is answered; it must not
-        raise."""
-        self._writer.write_held(meanwhile)
+        raise. `caller_count`: who waits for it, and may soon send again."""
+        self._writer.write_held(meanwhile, caller_count=caller_count)
 
     def when_gathered(self, call: Callable[[], None]) -> bool:
         """Whether the next write waits for those whom the last sync has answered. If so `call` is called before it,

@@ -270,7 +270,7 @@ class HeldWrites(Protocol):
         """See `store.store.Store`."""
         ...
 
-    def write_held(self, meanwhile: Callable[[], None] | None = None) -> None:
+    def write_held(self, meanwhile: Callable[[], None] | None = None, *, caller_count: int = 1) -> None:
         """See `store.store.Store`."""
         ...
 
@@ -619,11 +619,12 @@ class Producer:
         if self._own_store is not None:
             self._own_store.hold_writes()
 
-    def write_held(self, meanwhile: Callable[[], None] | None = None) -> None:
+    def write_held(self, meanwhile: Callable[[], None] | None = None, *, caller_count: int = 1) -> None:
         """Have what was begun written now where nothing is to be waited for: its outcome is there on return then.
-        `meanwhile` is called while the disk works for it, if that is known; it must not raise."""
+        `meanwhile` is called while the disk works for it, if that is known; it must not raise. `caller_count`: who
+        waits for it."""
         if self._own_store is not None:
-            self._own_store.write_held(meanwhile)
+            self._own_store.write_held(meanwhile, caller_count=caller_count)
 
     def when_gathered(self, call: Callable[[], None]) -> bool:
         """Whether what is sent to this process's store waits for others in any case. If so `call` is called when it

@@ -72,6 +72,9 @@ GATHER_TURNS, GATHER_MS = 6, 1
 their answers leave in the second turn, what they send then is read in the third or later. A loop with nothing else to
 do takes 10 us for all of them."""
 
+SHARED_CALLERS_MIN = 8
+"""So many callers of one append are waited for. Fewer come back later than these turns take, and then one by one."""
+
 COPIED_BYTES_MAX = 4 * KiB
 """Batches up to this size are kept in memory as bytes of their own, larger ones as a view of what was written: a view
 is two more objects for the garbage collector to look at, and takes as much memory as a small batch."""
@@ -175,6 +178,7 @@ class Writer:
         self._work = asyncio.Event()
         self._is_held = False  # `append` leaves it to `write_held` to have what waits written
         self._meanwhile: list[Callable[[], None]] = []  # while the disk works for what waits
+        self._is_shared = False  # one call of what waits is of several callers
         self._gathering: list[Callable[[], None]] | None = (
             None  # before the next group is taken; None: it may be any time
         )
@@ -262,10 +266,10 @@ class Writer:
         self._gathering.append(call)
         return True
 
-    def write_held(self, meanwhile: Callable[[], None] | None = None) -> None:
+    def write_held(self, meanwhile: Callable[[], None] | None = None, *, caller_count: int = 1) -> None:
         """Write what waits at once if nothing is to be waited for: the futures of its appends are done on return then.
         Else `run` writes it, in a later turn of the event loop, and calls `meanwhile` while the disk works for it; it
-        is not called when no sync is asked for, and must not raise."""
+        is not called when no sync is asked for, and must not raise. `caller_count`: who waits for it."""
         self._is_held = False
         if not self._waiting:
             return
@@ -280,6 +284,7 @@ class Writer:
         if not is_at_once:
             if meanwhile is not None:
                 self._meanwhile.append(meanwhile)
+            self._is_shared = self._is_shared or caller_count >= SHARED_CALLERS_MIN
             self._work.set()
             return
         group, self._waiting = self._waiting, []
@@ -364,11 +369,12 @@ class Writer:
                     raise self._failure
                 self._refuse_if_flush_failed()
                 group = self._group = self._take_group()
+                is_shared, self._is_shared = self._is_shared or len(group) > 1, False
                 is_last = self._stopping and self._unsynced_since is not None
                 is_asked = is_last or any(call.acks is Acks.FLUSHED for call in group)
                 if group or is_asked:
                     await self._write(loop, group, is_asked=is_asked)
-                    if is_asked and (self._waiting or len(group) > 1):  # one caller alone would wait in vain
+                    if is_asked and (self._waiting or is_shared):  # one caller alone would wait in vain
                         await self._gather()
                 elif self._stopping:
                     return

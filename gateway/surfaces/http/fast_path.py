@@ -310,7 +310,8 @@ class FastPath:
                 if (begun := self._begin(way, batch)) is not None:
                     all_begun.append((batch, begun))
         finally:
-            self._producer.write_held(partial(self._make_answers, all_begun))
+            caller_count = sum([len(batch.waiting) for batch, _ in all_begun])
+            self._producer.write_held(partial(self._make_answers, all_begun), caller_count=caller_count)
         for batch, begun in all_begun:
             if begun.outcome.done():  # two turns of the event loop sooner than by a callback
                 self._answer(batch, begun, begun.outcome)

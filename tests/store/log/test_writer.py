@@ -20,8 +20,10 @@ from store.log.entry import ALIGNMENT, entry_bytes
 from store.log.pace import INLINE_BYTES_MAX, PAUSE_MS_MIN
 from store.log.writer import (
     COPIED_BYTES_MAX,
+    GATHER_TURNS,
     GIVEN_SHARE,
     GROUP_BYTES_MAX,
+    SHARED_CALLERS_MIN,
     WRITEOUT_BYTES,
     WRITEOUT_PIECES_MAX,
     ZERO_GROUP_BYTES_MAX,
@@ -403,6 +405,23 @@ async def test_what_waits_for_that_is_told_once_before_the_next_group_is_taken()
     assert store.stats.group_count == groups + 1, "it came before the group was taken"
     assert await values_of(store, queue) == [b"a", b"b", b"d", b"c"]
     await store.close()
+
+
+@pytest.mark.parametrize("caller_count", [SHARED_CALLERS_MIN - 1, SHARED_CALLERS_MIN])
+async def test_so_many_callers_of_one_append_are_waited_for(caller_count: int) -> None:
+    async with opened(SimDisk()) as store:
+        queue = QueueKey((await store.create_topic("t", 1))[0].topic_id, 0)
+        for count in (caller_count, 1):
+            store.hold_writes()
+            begun = store.begin_append([append_of(queue, [b"x"] * count)], acks=Acks.FLUSHED)
+            store.write_held(caller_count=count)
+            await begun
+            turns_left = GATHER_TURNS
+            while turns_left and not store.when_gathered(lambda: None):
+                turns_left -= 1
+                await asyncio.sleep(0)
+            assert (turns_left > 0) is (count >= SHARED_CALLERS_MIN), "it counts for its own group"
+            await asyncio.sleep(0.01)
 
 
 async def test_what_is_told_when_a_store_stops_while_it_gathers() -> None:
