@@ -127,6 +127,9 @@ class _Batch:
         self.started_s = perf_counter()  # the others have come in the same turn
 
 
+_BegunBatch = tuple[Plain, BatchForm, Begun, Client, float]
+"""A request whose raw batch is on its way, and since when."""
+
 _Way = tuple[str, int | None, bool, Acks | None]
 """Topic, partition (None: any), whether keys and values are JSON, level."""
 
@@ -168,6 +171,7 @@ class FastPath:
         self._answers, self._answering_bytes_max = gateway.stats.answers, gateway.limits.answering_bytes_max
         self._serving: set[asyncio.Task[None]] = set()
         self._batches: dict[_Way, _Batch] = {}  # of this turn
+        self._begun: list[_BegunBatch] = []  # raw batches, of this turn
         # Limits of rate and the log of requests are for the normal path.
         self._is_open = gateway.rates is None and not gateway.config.access_log
 
@@ -420,18 +424,23 @@ class FastPath:
         """Raises what refuses the batch."""
         started_s = perf_counter()
         topic, partition, acks = plain.asked[:3]
+        if not self._begun:
+            self._producer.hold_writes()
+            self._loop.call_soon(self._end_batches)
         begun = self._producer.begin_batch(topic, partition, batch, acks=acks, is_numbered=False, is_short=True)
-        begun.outcome.add_done_callback(partial(self._answer_batch, plain, form, begun, client, started_s))
+        self._begun.append((plain, form, begun, client, started_s))
 
-    def _answer_batch(
-        self,
-        plain: Plain,
-        form: BatchForm,
-        begun: Begun,
-        client: Client,
-        started_s: float,
-        _: asyncio.Future[list[Appended]],
-    ) -> None:
+    def _end_batches(self) -> None:
+        all_begun, self._begun = self._begun, []
+        self._producer.write_held()
+        for one in all_begun:
+            if one[2].outcome.done():
+                self._answer_batch(one, one[2].outcome)
+            else:
+                one[2].outcome.add_done_callback(partial(self._answer_batch, one))
+
+    def _answer_batch(self, begun_batch: _BegunBatch, _: asyncio.Future[list[Appended]]) -> None:
+        plain, form, begun, client, started_s = begun_batch
         try:
             receipt = self._producer.finish_batch(begun)
         except (Exception, asyncio.CancelledError) as error:

@@ -17,6 +17,7 @@ from gateway.errors import READ_ONLY
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.fast_path import FastPath, _Batch
 from store.errors import StoreStopped
+from store.record_batch import Record, encode
 from store.store import Store
 from store.types import Acks, QueueKey
 from tests.clock import FakeClock
@@ -161,6 +162,25 @@ async def test_answers_are_made_while_the_disk_works_and_again_where_the_offset_
         await it.send(*[request(b'{"records":[{"value":1}]}', target=target)] * SENDERS)
         assert made, "what is not synced is not waited for"
         assert all(is_done for _, is_done in made)
+
+
+@pytest.mark.parametrize("acks", ["written", "flushed"])
+async def test_raw_batches_of_a_turn_are_one_write(acks: str) -> None:
+    batch = bytes(encode([Record(None, b"raw", 5)] * 3))
+    sent = request(batch, target=f"/topics/orders/partitions/0?acks={acks}", content_type="application/vnd.mq.batch")
+    bad = sent[:-1] + bytes((sent[-1] ^ 1,))
+    async with world() as it:
+        for some in ([sent] * SENDERS, [sent, bad] * (SENDERS // 2), [bad] * SENDERS, [sent] * SENDERS):
+            await asyncio.sleep(0.01)
+            good, before, groups = some.count(sent), it.store.stats.append_count, it.store.stats.group_count
+            answers = await it.send(*some)
+            assert [status for status, _ in answers] == ["200" if one is sent else "400" for one in some]
+            assert it.store.stats.append_count == before + good
+            assert it.store.stats.group_count <= groups + min(good, 2), "not one for each of them"
+        assert not it.store._writer._is_held
+        values = await values_of(it.store, QueueKey(it.topic_id, 0))
+    assert values.count(b"raw") == 3 * (2 * SENDERS + SENDERS // 2)
+    await abandon()
 
 
 async def test_what_comes_while_the_next_sync_waits_for_more_is_one_batch() -> None:
