@@ -260,7 +260,7 @@ def page_of(conditions: Mapping[str, object], costs: Costs) -> str:
             "",
             "Written by `python -m loadtest.bench.hot_path OTHER`; every round is in `hot-path.json`. CPU: µs",
             "a request, medians; of ratios the means of the rounds and their intervals of 95 %. *this* is the commit",
-            "named below, *other* the tree it was compared with. What was done and did not help: decisions 37, 115.",
+            "named below, *other* the tree it was compared with. What was done and did not help: decisions 37, 115, 117.",
             "",
             f"| {' | '.join(HEADINGS)} |",
             "|---|---|---:|---:|---:|---|---|---|",

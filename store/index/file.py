@@ -93,7 +93,7 @@ class _Queue:
         self.min_offset = self.flushed_count = self.max_offset = offset
         self.pending = PendingUnits()
         self.named: set[int] = set()  # starts of the files whose names are durable
-        self.last_run = _NO_RUN  # first offset of the entry that was looked for last, and how many records the last had
+        self.last_run = _NO_RUN  # where the entry begins that was looked for last, and how many records one had
         self.written: tuple[int, Path] | None = None  # start and path of the file that a flush wrote last
 
     def path_of(self, start: int) -> Path:
@@ -243,12 +243,13 @@ class FileConsumeQueues(ConsumeQueues):
                 unit_offset = first + at // UNIT_BYTES
                 run = _run(found.directory, units[at : at + ENTRY_EXTENT.size], unit_offset)
                 run_end = _end_of_run(units, at, length)
-                if length != run_end - at:
+                if run_end < len(units):  # else it may be longer
                     length = run_end - at
-                    found.last_run = unit_offset, length // UNIT_BYTES
                 if tag_hashes is None or _has_tag(units[at:run_end], tag_hashes):
                     runs.append(run)
                 at = run_end
+            if units:
+                found.last_run = unit_offset, length // UNIT_BYTES
         if end > found.flushed_count:
             for pending in found.pending.since(offset, found.max_offset):
                 if pending.base_offset >= end:
@@ -258,8 +259,8 @@ class FileConsumeQueues(ConsumeQueues):
         return runs
 
     def _long_runs(self, queue: _Queue, offset: int, end: int, runs: list[Run]) -> int:
-        """Add the entries of flushed units from `offset` on that are as long as the last one; the offset where another
-        one begins. Two units are read of each: the last that should be its own, and the one behind it."""
+        """Add the entries of flushed units from `offset` on that are as long as the last one; the offset where one
+        begins that is not. Two units are read of each: the last that should be its own, and the one behind it."""
         first, length = queue.last_run
         if length < LONG_RUN_UNITS:
             return offset

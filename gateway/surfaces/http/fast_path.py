@@ -14,7 +14,7 @@ would wait as long again. A request with an unknown header is never taken.
 
     read    head    -> what it asks for: once for equal heads (heads.py)
     take    request -> rights, topic, record: each time; into the turn's batch
-    turn    batches -> one append each
+    turn    batches -> one append each; raw batches of a turn, and these, are written together
     answer  append  -> an answer each, as its handler and `application.py` give it, but for the date and request id
     call    what is more than one append: a receive and an ack are answered by who writes those of many; what may
             wait for something else has a task of its own, with its line of the trail where the route has one
@@ -22,7 +22,8 @@ would wait as long again. A request with an unknown header is never taken.
 Invariants
     F1  a record is checked before it joins a batch: one bad record fails no other
     F2  a batch has BATCH_RECORDS_MAX records and BATCH_BYTES_MAX bytes at most; the next record begins another
-    F3  records without a key of one turn and topic go to one partition, as those of one request do
+    F3  records without a key of one turn and topic go to one partition, as those of one request do; where the next
+        sync waits for more senders, those turns count as one
     F4  what is read of large bodies counts in its turn (store/turns.py); where that is full, aiohttp gets them
 """
 
@@ -91,8 +92,6 @@ that do not answer for ten seconds."""
 _NAMED = b"%bMq-Acks: %b\r\nContent-Length: %%d\r\nDate: %b\r\nX-Request-Id: %%b\r\n\r\n%%b"
 _UNNAMED = b"%bContent-Length: %%d\r\nDate: %b\r\nX-Request-Id: %%b\r\n\r\n%%b"
 _STREAMED = b"%bTransfer-Encoding: chunked\r\nDate: %b\r\nX-Request-Id: %%b\r\n\r\n%%x\r\n%%b\r\n0\r\n\r\n"
-
-
 _ANSWER_FAILED = "an answer of the fast path failed"
 
 
