@@ -26,7 +26,14 @@ from store.index import file as file_index
 from store.index import pauses
 from store.index.base import UNIT_BYTES, ConsumeQueues, Run, search_time
 from store.index.counted import Counted, decode_counted
-from store.index.file import KEPT_BYTES_MAX, KEPT_LOG_SHARE, KEPT_QUEUE_BYTES_MAX, SYNCED_EACH_MAX, FileConsumeQueues
+from store.index.file import (
+    KEPT_BYTES_MAX,
+    KEPT_LOG_SHARE,
+    KEPT_QUEUE_BYTES_MAX,
+    LONG_RUN_UNITS,
+    SYNCED_EACH_MAX,
+    FileConsumeQueues,
+)
 from store.index.opening import ROCKSDB_DIRECTORY
 from store.index.pending import ROW_BYTES
 from store.limits import MiB
@@ -191,6 +198,46 @@ def test_long_runs_and_long_ranges(index: Open) -> None:
     queues.append(entries[4])
     for offset, count in [(0, 9_101), (4_999, 3), (5_000, 2), (4_998, 4_103), (17, 4), (9_097, 4)]:
         assert queues.runs(Q, offset, count) == runs_of(entries, offset, count)
+
+
+@pytest.mark.parametrize("length", [LONG_RUN_UNITS - 1, LONG_RUN_UNITS, 1_000])
+def test_runs_of_one_length_are_found_from_anywhere(index: Open, length: int) -> None:
+    log, queues = Log(), index()
+    lengths = [length] * 9 + [length + 1, 1, length, length, length - 1, 2 * length, length, length]
+    entries = [log.entry(count=count) for count in lengths]
+    for entry in entries:
+        queues.append(entry)
+    flush(queues, log.end)
+    end = sum(lengths)
+    random = Random(length)
+    for _ in range(300):
+        offset = random.randrange(end)
+        for _ in range(random.randrange(1, 5)):  # reads that follow each other
+            count = min(random.choice([1, length - 1, length, length + 1, 2_000, 4_096]), end - offset)
+            assert queues.runs(Q, offset, count) == runs_of(entries, offset, count), (offset, count)
+            offset = min(offset + count, end - 1)
+
+
+def test_who_reads_on_through_long_entries_reads_two_units_of_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    log, disk = Log(), SimDisk()
+    disk.make_dirs(ROOT)
+    queues = FileConsumeQueues(ROOT, disk, file_units=100_000, first_position=0)
+    entries = [log.entry(count=1_000) for _ in range(40)]
+    for entry in entries:
+        queues.append(entry)
+    flush(queues, log.end)
+    units = 0
+    original = FileConsumeQueues._read_files
+
+    def counted(self: FileConsumeQueues, directory: Path, offset: int, count: int) -> bytes:
+        nonlocal units
+        units += count
+        return original(self, directory, offset, count)
+
+    monkeypatch.setattr(FileConsumeQueues, "_read_files", counted)
+    for offset in range(0, 40_000 - 4_096, 4_096):
+        assert queues.runs(Q, offset, 4_096) == runs_of(entries, offset, 4_096)
+    assert units < 4_096 + 8 * 13, "all units once, of the first look-up"
 
 
 def test_runs_of_equal_and_of_other_lengths_follow_each_other(index: Open) -> None:
