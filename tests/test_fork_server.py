@@ -10,8 +10,9 @@ import resource
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -122,9 +123,20 @@ def test_a_forked_server_has_the_files_of_an_executed_one(forks: ForkServer, tmp
 def _files(data: Path, *start: str) -> list[str]:
     """Their names without numbers."""
     with serving(data, *start) as process:
-        names = [str(link.readlink()) for link in Path(f"/proc/{process.pid}/fd").iterdir()]
+        before, names = None, _open_files(process.pid)
+        while names != before:  # it reads of its own memory now and then, from a file that is open for a moment
+            time.sleep(0.01)
+            before, names = names, _open_files(process.pid)
         names.append(str(Path(f"/proc/{process.pid}/cwd").readlink()))
     return sorted(re.sub(r"[0-9]+", "", name.replace(str(data), "data")) for name in names)
+
+
+def _open_files(pid: int) -> list[str]:
+    names = []
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # it was closed meanwhile
+            names.append(str(link.readlink()))
+    return sorted(names)
 
 
 async def test_asyncio_and_a_killed_server(start: tuple[str, ...], tmp_path: Path) -> None:
