@@ -10,7 +10,6 @@ import resource
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -24,6 +23,7 @@ from tests.waiting import PATIENCE_S, until
 
 MQ = (sys.executable, "-m", "gateway")
 PR_GET_CHILD_SUBREAPER = 37
+LOOKS = 20
 
 READS = f"""
 import importlib, os, sys
@@ -123,20 +123,20 @@ def test_a_forked_server_has_the_files_of_an_executed_one(forks: ForkServer, tmp
 def _files(data: Path, *start: str) -> list[str]:
     """Their names without numbers."""
     with serving(data, *start) as process:
-        before, names = None, _open_files(process.pid)
-        while names != before:  # it reads of its own memory now and then, from a file that is open for a moment
-            time.sleep(0.01)
-            before, names = names, _open_files(process.pid)
-        names.append(str(Path(f"/proc/{process.pid}/cwd").readlink()))
+        files = _open_files(process.pid)
+        for _ in range(LOOKS):  # it reads of its own memory now and then, from a file that is open for a moment
+            files &= _open_files(process.pid)
+        names = [name for _, name in files] + [str(Path(f"/proc/{process.pid}/cwd").readlink())]
     return sorted(re.sub(r"[0-9]+", "", name.replace(str(data), "data")) for name in names)
 
 
-def _open_files(pid: int) -> list[str]:
-    names = []
+def _open_files(pid: int) -> set[tuple[str, str]]:
+    """Numbers and names."""
+    files = set()
     for link in Path(f"/proc/{pid}/fd").iterdir():
         with suppress(FileNotFoundError):  # it was closed meanwhile
-            names.append(str(link.readlink()))
-    return sorted(names)
+            files.add((link.name, str(link.readlink())))
+    return files
 
 
 async def test_asyncio_and_a_killed_server(start: tuple[str, ...], tmp_path: Path) -> None:
