@@ -1,4 +1,5 @@
-"""What a reader that goes on from read to read will ask for next, read while its client takes the last answer.
+"""Sequential read-ahead: what a reader that goes on from read to read will ask for next, read while its client takes
+the last answer.
 
 A large read is copied out of the system's cache, checked, and copied to a socket. Then the event loop waits until the
 client has taken all of it and asks again; the client waits for the next read in turn. Here both work at once:
@@ -25,6 +26,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from store.errors import StoreError
 from store.index.base import Run
+from store.kernel_sync import IDLE_TURN_S
 from store.limits import KiB, MiB
 from store.types import Entry, QueueKey
 
@@ -37,8 +39,8 @@ ENTRY_BYTES_MAX = 1 * MiB
 LARGE_BYTES = 4 * KiB
 """Reads of smaller entries, in the mean, are left alone: to decode them takes longer than the copy."""
 
-IDLE_TURN_S = 50e-6
 BUSY_TURNS_MAX = 8
+"""Longer turns than IDLE_TURN_S that are waited for."""
 
 RunsOf = Callable[[QueueKey, int], Iterator[Run]]
 """The entries of a queue from an offset on, looked up as they are asked for. Raises StoreError."""

@@ -333,7 +333,7 @@ class Store:
     def _moved_ids_entry(self, offset: int) -> Entry:
         [run] = self._queues.runs(MOVED_IDS_QUEUE, offset, 1)
         entry = self._log.read_entry(run.position)
-        _check_run(MOVED_IDS_QUEUE, run, entry)
+        _check_runs(MOVED_IDS_QUEUE, [run], [entry])
         return entry
 
     def _replay(self, entries: Sequence[Header | Entry]) -> None:
@@ -383,7 +383,7 @@ class Store:
             count = min(UNITS_PER_LOOK_UP, bounds.max_offset - self._meta_offset)
             for run in self._queues.runs(META_QUEUE, self._meta_offset, count):
                 entry = self._log.read_entry(run.position)
-                _check_run(META_QUEUE, run, entry)
+                _check_runs(META_QUEUE, [run], [entry])
                 try:
                     for event in decode_events(record.value for record in decode(entry.batch)):
                         self._topics.apply(event)
@@ -718,7 +718,7 @@ class Store:
     def write_held(self, meanwhile: Callable[[], None] | None = None, *, caller_count: int = 1) -> None:
         """Write what was begun at once, if its callers ask for no sync and the log is free: it is answered on return
         then. `meanwhile` is called while the disk works for it, if it does, before it is answered; it must not
-        raise. `caller_count`: who waits for it, and may soon send again."""
+        raise. `caller_count`: how many wait for it, and may soon send again."""
         self._writer.write_held(meanwhile, caller_count=caller_count)
 
     def when_gathered(self, call: Callable[[], None]) -> bool:
@@ -969,14 +969,12 @@ class Store:
         missing = [run for run, entry in zip(runs, remembered, strict=True) if entry is None]
         if not missing:
             return [entry for entry in remembered if entry is not None]
-        spans = [Span(run.position, run.size) for run in missing]
-        is_small = sum([span.size for span in spans]) <= INLINE_READ_BYTES_MAX
-        fetched = self._log.cached_spans(spans) if is_small else None
+        is_small = sum([run.size for run in missing]) <= INLINE_READ_BYTES_MAX
+        fetched = self._cached(queue, missing) if is_small else None
         if fetched is None:
             loop = asyncio.get_running_loop()
-            fetched = await loop.run_in_executor(self._read_executor, self._log.read_spans, spans)
-        for run, entry in zip(missing, fetched, strict=True):
-            _check_run(queue, run, entry)
+            fetched = await loop.run_in_executor(self._read_executor, self._log.read_spans, _spans(missing))
+            _check_runs(queue, missing, fetched)
         rest = iter(fetched)
         return [entry if entry is not None else next(rest) for entry in remembered]
 
@@ -993,10 +991,9 @@ class Store:
 
     def _cached(self, queue: QueueKey, runs: Sequence[Run]) -> Sequence[Entry] | None:
         """See `read_ahead.ReadAll`."""
-        entries = self._log.cached_spans([Span(run.position, run.size) for run in runs])
+        entries = self._log.cached_spans(_spans(runs))
         if entries is not None:
-            for run, entry in zip(runs, entries, strict=True):
-                _check_run(queue, run, entry)
+            _check_runs(queue, runs, entries)
         return entries
 
     async def read_entry(self, position: int) -> Entry:
@@ -1416,13 +1413,18 @@ def _some_with_light(groups: Iterator[Group | Blank | Damage]) -> list[Entry]:
     return found
 
 
-def _check_run(queue: QueueKey, run: Run, entry: Entry) -> None:
-    """Index units have no checksum; the entry they lead to says whether they were right. Raises IndexDamaged."""
-    if entry.queue != queue or not entry.base_offset <= run.offset < entry.next_offset:
-        raise IndexDamaged(
-            f"the index of topic id {queue.topic_id}, queue {queue.queue_id} is damaged at offset {run.offset}; "
-            "stop the server and run `mq index rebuild`"
-        )
+def _spans(runs: Sequence[Run]) -> list[Span]:
+    return [Span(run.position, run.size) for run in runs]
+
+
+def _check_runs(queue: QueueKey, runs: Sequence[Run], entries: Sequence[Entry]) -> None:
+    """Index units have no checksum; the entries they lead to say whether they were right. Raises IndexDamaged."""
+    for run, entry in zip(runs, entries, strict=True):
+        if entry.queue != queue or not entry.base_offset <= run.offset < entry.next_offset:
+            raise IndexDamaged(
+                f"the index of topic id {queue.topic_id}, queue {queue.queue_id} is damaged at offset {run.offset}; "
+                "stop the server and run `mq index rebuild`"
+            )
 
 
 def _nothing(bounds: Bounds, offset: int) -> ReadResult:
