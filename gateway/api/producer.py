@@ -621,8 +621,8 @@ class Producer:
 
     def write_held(self, meanwhile: Callable[[], None] | None = None, *, caller_count: int = 1) -> None:
         """Have what was begun written now where nothing is to be waited for: its outcome is there on return then.
-        `meanwhile` is called while the disk works for it, if that is known; it must not raise. `caller_count`: who
-        waits for it."""
+        `meanwhile` is called while the disk works for it, if that is known; it must not raise. `caller_count`: how
+        many wait for it."""
         if self._own_store is not None:
             self._own_store.write_held(meanwhile, caller_count=caller_count)
 

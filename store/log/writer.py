@@ -14,7 +14,7 @@ unless the disk holds it up (store/log/pace.py, docs/decisions/0011-small-groups
 by the kernel beside it (store/kernel_sync.py, docs/decisions/0018-small-groups-are-synced-by-the-kernel.md), or by the
 thread where the kernel cannot. What a turn of the event loop appends while writes are held, and only has to be written,
 is written at its end. After a sync that several have waited for the next one waits a moment for what those send then
-(docs/decisions/0115-one-record-in-fewer-steps.md).
+(docs/decisions/0115-one-record-in-fewer-steps.md, 0117-a-sync-for-all-who-were-answered.md).
 
 Invariants
     W1  offsets of one queue are assigned and written in the same order
@@ -179,9 +179,7 @@ class Writer:
         self._is_held = False  # `append` leaves it to `write_held` to have what waits written
         self._meanwhile: list[Callable[[], None]] = []  # while the disk works for what waits
         self._is_shared = False  # one call of what waits is of several callers
-        self._gathering: list[Callable[[], None]] | None = (
-            None  # before the next group is taken; None: it may be any time
-        )
+        self._gathering: list[Callable[[], None]] | None = None  # to be called before the next group; None: no wait
         self._alarm: asyncio.TimerHandle | None = None  # sets `_work` when it is time to flush
         self._stopping = False
         self._failure: StoreError | None = None
@@ -269,7 +267,7 @@ class Writer:
     def write_held(self, meanwhile: Callable[[], None] | None = None, *, caller_count: int = 1) -> None:
         """Write what waits at once if nothing is to be waited for: the futures of its appends are done on return then.
         Else `run` writes it, in a later turn of the event loop, and calls `meanwhile` while the disk works for it; it
-        is not called when no sync is asked for, and must not raise. `caller_count`: who waits for it."""
+        is not called when no sync is asked for, and must not raise. `caller_count`: how many wait for it."""
         self._is_held = False
         if not self._waiting:
             return

@@ -316,10 +316,7 @@ class FastPath:
             caller_count = sum([len(batch.waiting) for batch, _ in all_begun])
             self._producer.write_held(partial(self._make_answers, all_begun), caller_count=caller_count)
         for batch, begun in all_begun:
-            if begun.outcome.done():  # two turns of the event loop sooner than by a callback
-                self._answer(batch, begun, begun.outcome)
-            else:
-                self._await(batch, begun)
+            _once_done(begun.outcome, partial(self._answer, batch, begun))
 
     def _begin(self, way: _Way, batch: _Batch) -> Begun | None:
         """None: it is refused, and its requests are given back."""
@@ -433,10 +430,7 @@ class FastPath:
         all_begun, self._begun = self._begun, []
         self._producer.write_held()
         for one in all_begun:
-            if one[2].outcome.done():
-                self._answer_batch(one, one[2].outcome)
-            else:
-                one[2].outcome.add_done_callback(partial(self._answer_batch, one))
+            _once_done(one[2].outcome, partial(self._answer_batch, one))
 
     def _answer_batch(self, begun_batch: _BegunBatch, _: asyncio.Future[list[Appended]]) -> None:
         plain, form, begun, client, started_s = begun_batch
@@ -605,6 +599,16 @@ async def _released(allowance: Allowance, client: Client) -> None:
 def _unnamed(head: bytes) -> bytes:
     """Answers that begin so, but for id and body."""
     return _UNNAMED % (head, rfc822_formatted_time().encode())
+
+
+def _once_done(
+    outcome: asyncio.Future[list[Appended]], answer: Callable[[asyncio.Future[list[Appended]]], None]
+) -> None:
+    """Call `answer`, now if it can be: two turns of the event loop sooner than by a callback."""
+    if outcome.done():
+        answer(outcome)
+    else:
+        outcome.add_done_callback(answer)
 
 
 def _answer_of(plain: Plain) -> Callable[[Asked, ProduceRecord, Any, Receipt], bytes]:
