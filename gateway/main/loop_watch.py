@@ -12,8 +12,9 @@ observers see enough:
 
 What is measured is shorter than the turn by up to BEAT_S: the turn may have begun right after a beat.
 
-Cost, idle or not: 100 timers of 2 us and 20 wake-ups of a thread a second, 0.1 % of a core. Nothing is on the way of a
-request.
+Cost: 100 timers of 2 us and 20 wake-ups of a thread a second, 0.1 % of a core where the loop is awake anyway. An idle
+server wakes for each: it took 1.1 % of a core in all on a virtual machine, most of it for this. Nothing is on the way
+of a request.
 """
 
 from __future__ import annotations
