@@ -7,7 +7,7 @@ import errno
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import orjson
 import pytest
@@ -17,6 +17,7 @@ from gateway.errors import READ_ONLY
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.fast_path import FastPath, _Batch
 from store.errors import StoreStopped
+from store.log.writer import Writer
 from store.record_batch import Record, encode
 from store.store import Store
 from store.types import Acks, QueueKey
@@ -165,11 +166,20 @@ async def test_answers_are_made_while_the_disk_works_and_again_where_the_offset_
 
 
 @pytest.mark.parametrize("acks", ["written", "flushed"])
-async def test_raw_batches_of_a_turn_are_one_write(acks: str) -> None:
+async def test_raw_batches_of_a_turn_are_one_write(acks: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    by_task: list[int] = []
+    write = Writer._write
+
+    async def noted(self: Writer, loop: Any, group: list[Any], *, is_asked: bool) -> None:
+        by_task.append(len(group))
+        await write(self, loop, group, is_asked=is_asked)
+
     batch = bytes(encode([Record(None, b"raw", 5)] * 3))
     sent = request(batch, target=f"/topics/orders/partitions/0?acks={acks}", content_type="application/vnd.mq.batch")
     bad = sent[:-1] + bytes((sent[-1] ^ 1,))
     async with world() as it:
+        await asyncio.sleep(0.01)
+        monkeypatch.setattr(Writer, "_write", noted)
         for some in ([sent] * SENDERS, [sent, bad] * (SENDERS // 2), [bad] * SENDERS, [sent] * SENDERS):
             await asyncio.sleep(0.01)
             good, before, groups = some.count(sent), it.store.stats.append_count, it.store.stats.group_count
@@ -178,6 +188,7 @@ async def test_raw_batches_of_a_turn_are_one_write(acks: str) -> None:
             assert it.store.stats.append_count == before + good
             assert it.store.stats.group_count <= groups + min(good, 2), "not one for each of them"
         assert not it.store._writer._is_held
+        assert (by_task == []) is (acks == "written"), "what is only written is, in the turn in which it came"
         values = await values_of(it.store, QueueKey(it.topic_id, 0))
     assert values.count(b"raw") == 3 * (2 * SENDERS + SENDERS // 2)
     await abandon()
