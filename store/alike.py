@@ -15,6 +15,9 @@ the first one does. A run ends where offset or timestamp take another byte; a ba
 after the first of them, and decoded record by record. Keys and values of a run lie where those of its first record do,
 so they can be taken without the codec (`columns_of`).
 
+The next batch of a producer often is laid out as its last one was. So the layout of batches that were alike is kept for
+a while (`_Layout`): one of the same size and count is alike if it has the same bytes where the fields' lengths are.
+
 Varints are zigzag: 0, -1, 1, -2 are 0, 1, 2, 3; seven bits a byte, the lowest first, the top bit on all but the last.
 """
 
@@ -25,7 +28,7 @@ from ctypes import addressof, c_char
 from functools import cache, lru_cache
 from typing import NamedTuple
 
-from store.limits import BATCH_RECORDS_MAX, KEY_BYTES_MAX, RECORD_BYTES_MAX
+from store.limits import BATCH_RECORDS_MAX, KEY_BYTES_MAX, RECORD_BYTES_MAX, KiB
 from store.types import Buffer
 
 RUN_COUNT_MIN = 32
@@ -38,6 +41,12 @@ VIEWED_BYTES = 256
 """Bytes of a record, in the mean, from which on a view is looked at where it is. To take a byte of each record from a
 view takes five times as long as from bytes: a batch of smaller records is copied first, one of larger records is looked
 at in what it is a view of."""
+
+COPIED_BYTES = 16 * KiB
+"""A batch below this is copied in less time than it takes to find where in a bytearray it is."""
+
+LAYOUTS_MAX = 64
+"""Layouts that are kept; then all are forgotten. Each takes some 4 KiB for a run, whatever the batch."""
 
 UNPACKED_COUNT = 1024
 """Records whose fields are taken in one call. What says where they lie takes 64 bytes each."""
@@ -69,10 +78,13 @@ def columns_of(batch: Buffer, count: int) -> Columns | None:
     keys: list[bytes | None] = []
     values: list[bytes | None] = []
     runs = _runs(data, begin, batch_end, count)
+    if not runs:
+        return None
+    batch_time_delta, _ = _varint(data, runs[0][2].time_from)
     for run_count, at, one in runs:
-        size, time_from, time_end, time_delta, key_from, key_bytes, value_from, value_bytes = one
+        size, time_from, time_end, key_from, key_bytes, value_from, value_bytes = one
         end = at + run_count * size
-        if time_delta != runs[0][2].time_delta:
+        if _varint(data, time_from)[0] != batch_time_delta:
             return None
         for place in range(time_from, time_end):
             if bytes(data[place:end:size]) != bytes((data[place],)) * run_count:
@@ -88,7 +100,7 @@ def columns_of(batch: Buffer, count: int) -> Columns | None:
             parts += _fields_of(layout, some).unpack_from(data, at + start * size)
         keys += [None] * run_count if key_bytes < 0 else parts[::2]
         values += [None] * run_count if value_bytes < 0 else parts[1::2]
-    return Columns(keys, values, runs[0][2].time_delta) if runs else None
+    return Columns(keys, values, batch_time_delta)
 
 
 @lru_cache(maxsize=8)
@@ -103,13 +115,11 @@ def _seen(batch: Buffer, count: int) -> tuple[Buffer, int, int]:
     size = len(batch)
     if not isinstance(batch, memoryview):
         return batch, 0, size
-    if size < VIEWED_BYTES * count:
-        return bytes(batch), 0, size
     whole = batch.obj
-    if not isinstance(whole, bytearray) or batch.readonly:
-        return batch, 0, size
-    begin = addressof(c_char.from_buffer(batch)) - addressof(c_char.from_buffer(whole))
-    return whole, begin, begin + size
+    if isinstance(whole, bytearray) and size >= COPIED_BYTES and not batch.readonly:
+        begin = addressof(c_char.from_buffer(batch)) - addressof(c_char.from_buffer(whole))
+        return whole, begin, begin + size
+    return bytes(batch) if size < VIEWED_BYTES * count else batch, 0, size
 
 
 class _Record(NamedTuple):
@@ -118,17 +128,32 @@ class _Record(NamedTuple):
     size: int
     time_from: int
     time_end: int
-    time_delta: int
     key_from: int
     key_bytes: int
     value_from: int
     value_bytes: int
 
 
-def _runs(data: Buffer, begin: int, end: int, count: int) -> list[tuple[int, int, _Record]]:
-    """The runs of the batch from `begin` to `end` whose records are alike: of how many records, where they begin, and
-    the first one. None of any other batch."""
-    runs: list[tuple[int, int, _Record]] = []
+_Run = tuple[int, int, _Record]
+"""Of how many records, where they begin, and the first one."""
+
+
+def _runs(data: Buffer, begin: int, end: int, count: int) -> list[_Run]:
+    """The runs of the batch from `begin` to `end` whose records are alike. None of any other batch."""
+    place = begin, end, count
+    layout = _layouts.get(place)
+    if layout is not None and _is_laid_out(data, layout):
+        return layout.runs
+    runs = _found_runs(data, begin, end, count)
+    if runs:
+        if len(_layouts) >= LAYOUTS_MAX:
+            _layouts.clear()
+        _layouts[place] = _layout_of(data, runs)
+    return runs
+
+
+def _found_runs(data: Buffer, begin: int, end: int, count: int) -> list[_Run]:
+    runs: list[_Run] = []
     at, delta = begin + _HEADER_BYTES, 0
     for _ in range(RUNS_MAX):
         try:
@@ -150,14 +175,14 @@ def _run(data: Buffer, at: int, end: int, delta: int, count: int) -> tuple[int, 
     latest; and that one. No record when it is not as it must be. Raises IndexError when the data end before."""
     length, attributes_at = _varint(data, at)
     size = attributes_at + length - at
-    time_delta, offset_at = _varint(data, attributes_at + 1)
-    offset_bytes, deltas_end = next(bound for bound in _OFFSET_BYTES if delta < bound[1])
+    _, offset_at = _varint(data, attributes_at + 1)
+    offset_bytes, deltas_end = _offset_bytes_of(delta)
     key_at = offset_at + offset_bytes
     key_bytes, key_from = _varint(data, key_at)
     value_at = key_from + max(0, key_bytes)
     value_bytes, value_from = _varint(data, value_at)
     headers_at = value_from + max(0, value_bytes)
-    first = _Record(size, attributes_at + 1, offset_at, time_delta, key_from, key_bytes, value_from, value_bytes)
+    first = _Record(size, attributes_at + 1, offset_at, key_from, key_bytes, value_from, value_bytes)
     if (
         headers_at + 1 != at + size
         or not -1 <= key_bytes <= KEY_BYTES_MAX
@@ -179,6 +204,64 @@ def _run(data: Buffer, at: int, end: int, delta: int, count: int) -> tuple[int, 
     for zero in (attributes_at, headers_at):
         alike = _led_by(bytes(data[zero : at + alike * size : size]), 0)
     return alike, first
+
+
+class _Layout(NamedTuple):
+    """Which bytes a batch has, if its records lie where those of another one do. Each slice takes one byte of every
+    record of a run."""
+
+    runs: list[_Run]
+
+    same: list[tuple[slice, bytes, int]]
+    """This byte in each of so many records."""
+
+    flags: list[tuple[slice, bytes, int]]
+    """Of timestamps: the same where a byte is 1 if another one follows, else 0."""
+
+    offsets: list[tuple[slice, bytes, int, int]]
+    """What is in a column of `_offsets` from one index to another."""
+
+
+_layouts: dict[tuple[int, int, int], _Layout] = {}  # by where the batch is, and its number of records
+
+
+def _layout_of(data: Buffer, runs: list[_Run]) -> _Layout:
+    """That of a batch which is made of these."""
+    layout, delta = _Layout(runs, [], [], []), 0
+    for count, at, one in runs:
+
+        def column(index: int, end: int = at + count * one.size, size: int = one.size) -> slice:
+            return slice(index, end, size)
+
+        offset_bytes, _ = _offset_bytes_of(delta)
+        key_at, value_at = one.time_end + offset_bytes, one.key_from + max(0, one.key_bytes)
+        lengths = *range(at, one.time_from), *range(key_at, one.key_from), *range(value_at, one.value_from)
+        layout.same.extend((column(index), bytes((data[index],)), count) for index in (*lengths, at + one.size - 1))
+        layout.flags.extend(
+            (column(index), bytes((index < one.time_end - 1,)), count) for index in range(one.time_from, one.time_end)
+        )
+        layout.offsets.extend(
+            (column(index), expected, delta, delta + count)
+            for index, expected in zip(range(one.time_end, key_at), _offsets(offset_bytes), strict=True)
+        )
+        delta += count
+    return layout
+
+
+def _is_laid_out(data: Buffer, layout: _Layout) -> bool:
+    """Whether a batch that is at the same place as the layout's has all of those bytes."""
+    for column, byte, count in layout.same:
+        if bytes(data[column]) != byte * count:
+            return False
+    for column, flag, count in layout.flags:
+        if bytes(data[column]).translate(_TO_FLAGS) != flag * count:
+            return False
+    return all(bytes(data[column]) == expected[first:end] for column, expected, first, end in layout.offsets)
+
+
+def _offset_bytes_of(delta: int) -> tuple[int, int]:
+    """How many bytes an offset delta takes, and the first delta that takes more."""
+    return next(bound for bound in _OFFSET_BYTES if delta < bound[1])
 
 
 def _led_by(taken: bytes, byte: int) -> int:

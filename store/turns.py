@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from weakref import WeakKeyDictionary
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 TURN_S = 0.02
 """What those who have little to do may take of a turn together: it is full then. With the last of them and a stretch
 it is less than 50 ms."""
 
 _of_loops: WeakKeyDictionary[asyncio.AbstractEventLoop, Stretches] = WeakKeyDictionary()
+_last: tuple[ReferenceType[asyncio.AbstractEventLoop], Stretches] | None = None  # asked for: most processes have one
 
 
 class Stretches:
@@ -50,10 +51,14 @@ class Stretches:
 
 def stretches() -> Stretches:
     """Those of the running event loop."""
+    global _last
     loop = asyncio.get_running_loop()
+    if _last is not None and _last[0]() is loop:
+        return _last[1]
     found = _of_loops.get(loop)
     if found is None:
         found = _of_loops[loop] = Stretches()
+    _last = ref(loop), found
     return found
 
 

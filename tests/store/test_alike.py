@@ -13,8 +13,17 @@ import pytest
 from aiokafka.record import util
 
 from loadtest.slowness import slowness
-from store import record_batch
-from store.alike import RUN_COUNT_MIN, UNPACKED_COUNT, VIEWED_BYTES, _offsets, are_alike, columns_of
+from store import alike, record_batch
+from store.alike import (
+    COPIED_BYTES,
+    LAYOUTS_MAX,
+    RUN_COUNT_MIN,
+    UNPACKED_COUNT,
+    VIEWED_BYTES,
+    _offsets,
+    are_alike,
+    columns_of,
+)
 from store.errors import IllegalRecord, MalformedBatch, RecordTooLarge
 from store.limits import BATCH_RECORDS_MAX, KEY_BYTES_MAX
 from store.record_batch import Record, encode
@@ -22,6 +31,12 @@ from store.types import Buffer
 from tests.seeds import each_seed
 
 COUNT = 300
+
+
+@pytest.fixture(autouse=True)
+def no_layouts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test finds what another one has left."""
+    monkeypatch.setattr(alike, "_layouts", {})
 
 
 def _batch(count: int, *, key: bytes | None = None, value: bytes | None = b"v" * 20, step_ms: int = 0) -> bytearray:
@@ -205,3 +220,55 @@ def test_a_number_that_is_not_its_own() -> None:
         other[place] ^= 2
         assert not are_alike(other, delta + 1)
         assert not _decodes(other)
+
+
+@pytest.mark.parametrize("key", [None, b"key"])
+def test_a_batch_that_is_laid_out_as_another_one_is_alike_by_the_same_bytes(key: bytes | None) -> None:
+    """Each byte of a batch is changed in turn: with a layout in mind the answer is what it is without."""
+    count = 66  # two runs
+    batch = _batch(count, key=key, value=b"value", step_ms=1)
+    assert are_alike(batch, count)
+    layouts = dict(alike._layouts)
+    assert len(layouts) == 1
+    passed = 0
+    for at in range(len(batch)):
+        for changed in {0, 2, 0x80, 0xFF, batch[at] ^ 1, batch[at] ^ 0x80} - {batch[at]}:
+            other = batch.copy()
+            other[at] = changed
+            alike._layouts.clear()
+            afresh = are_alike(other, count)
+            alike._layouts.clear()
+            alike._layouts.update(layouts)
+            assert are_alike(other, count) is afresh
+            passed += afresh
+    assert passed > count * len(b"value")  # keys, values and timestamps may be any
+
+
+@pytest.mark.parametrize("value_bytes", [1, VIEWED_BYTES])
+def test_layouts_are_of_a_place(value_bytes: int) -> None:
+    """A batch is laid out as another one at the same place of what has arrived, or it is looked at anew."""
+    count = COPIED_BYTES // value_bytes
+    batch = _batch(count, value=bytes(value_bytes))
+    for before in (b"", b"12345678", b"123456789", b""):
+        for _ in range(2):
+            assert are_alike(_within(batch, before=before, behind=b"behind"), count)
+    assert len(alike._layouts) == 3
+    assert columns_of(_within(batch, before=b"12345678"), count) == ([None] * count, [bytes(value_bytes)] * count, 0)
+    assert not are_alike(_within(batch[:-1], before=b"12345678", behind=b"1"), count)
+
+
+def test_layouts_are_bounded() -> None:
+    for count in range(1, LAYOUTS_MAX + 2):
+        assert are_alike(_batch(count), count)
+    assert len(alike._layouts) == 1
+
+
+def test_the_time_of_columns_is_that_of_their_batch() -> None:
+    """Not of the batch whose layout it has."""
+    count = 60
+    for time_delta_ms in (1, 2, 1):
+        batch = _batch(count)
+        for place in range(61 + 2, len(batch), (len(batch) - 61) // count):
+            batch[place] = 2 * time_delta_ms
+        assert columns_of(batch, count) == ([None] * count, [b"v" * 20] * count, time_delta_ms)
+    assert len(alike._layouts) == 1
