@@ -180,6 +180,7 @@ class Store:
         self._read_ahead = ReadAhead(self._runs_from, self._cached, self._tail.__contains__)
         self._waiters: dict[QueueKey, list[asyncio.Future[None]]] = {}
         self._watching: dict[int, dict[object, Callable[[Mapping[QueueKey, int]], None]]] = {}  # by topic id
+        self._told: dict[QueueKey, Entry] = {}  # what watchers were told of last: they are about to read it
         self._published_position = 0
         self._closing = False
         self._last_store_time_ms = 0
@@ -848,9 +849,11 @@ class Store:
 
     def _tell_watching(self, entries: Sequence[Entry]) -> None:
         ends: dict[int, dict[QueueKey, int]] = {}
+        told = self._told = {}
         for entry in entries:
             if entry.queue.topic_id in self._watching:
                 ends.setdefault(entry.queue.topic_id, {})[entry.queue] = entry.next_offset
+                told[entry.queue] = entry
         for topic_id, own in ends.items():
             for wake in list(self._watching[topic_id].values()):
                 wake(own)
@@ -873,6 +876,7 @@ class Store:
             old_end = self._published_position
             await asyncio.sleep(TAIL_KEPT_S)
             self._read_ahead.forget()
+            self._told = {}
             count = 0
             while self._tail_order and self._tail_order[0].position < old_end:
                 self._forget_oldest()
@@ -919,6 +923,9 @@ class Store:
         bounds = self.bounds(queue)
         if not bounds.min_offset <= offset < bounds.max_offset:
             return _nothing(bounds, offset)
+        told = self._told.get(queue)
+        if told is not None and told.base_offset <= offset and told.next_offset == bounds.max_offset and not tag_hashes:
+            return ReadResult(ReadStatus.FOUND, [told], *bounds, bounds.max_offset)
         end = bounds.max_offset if end_offset is None else min(bounds.max_offset, max(end_offset, offset + 1))
         runs: list[Run] = []
         total_bytes = 0

@@ -165,6 +165,45 @@ async def test_reads_agree_whether_they_come_from_memory_or_from_the_log() -> No
     assert len(disk.list(SMALL.root / "commitlog")) > 2
 
 
+async def test_what_watchers_were_just_told_of_reads_as_all_else() -> None:
+    """Whoever is woken reads it at once: it is at hand, without a look into the index."""
+    async with opened(SimDisk()) as store:
+        queue = await queue_of(store)
+        call_off = store.watch_topic(queue.topic_id, lambda _: None)
+
+        async def read_all() -> list[object]:
+            return [
+                await store.read(queue, offset, max_bytes=max_bytes, end_offset=end_offset, tag_hashes=tags)
+                for offset in range(store.bounds(queue).max_offset + 2)
+                for end_offset in (None, offset, offset + 1, 100)
+                for tags in (None, frozenset({9}))
+                for max_bytes in (1, MiB)
+            ]
+
+        async def check() -> None:
+            at_hand = await read_all()
+            told, store._told = store._told, {}
+            assert await read_all() == at_hand
+            store._told = told
+
+        await put(store, queue, b"a")
+        await put(store, queue, b"b", b"c")
+        assert list(store._told) == [queue]
+        await check()
+        both = [Append(queue=queue, batch=encode([Record(None, b"d", 1)]), record_count=1) for _ in range(2)]
+        await store.append(both)  # two entries are told of at once
+        await check()
+        call_off()
+        await put(store, queue, b"f")  # nobody is told of this one
+        assert list(store._told) == [queue]
+        await check()
+        store.watch_topic(queue.topic_id, lambda _: None)
+        await put(store, queue, b"g")
+        await store.delete_topic("orders")
+        with pytest.raises(UnknownQueue):
+            await store.read(queue, 6, max_bytes=MiB)
+
+
 async def test_what_was_applied_when_it_was_written_is_not_kept_in_memory_for_readers() -> None:
     async with opened(SimDisk()) as store:
         queue = await queue_of(store)
@@ -183,12 +222,16 @@ async def test_what_is_old_is_not_kept_in_memory_for_readers(monkeypatch: pytest
         values = [b"%d" % number for number in range(20)]
         for value in values:
             await put(store, queue, value)
+        store.watch_topic(queue.topic_id, lambda _: None)
+        await put(store, queue, b"told")
         assert store._tail_order
+        assert store._told
         await until(lambda: not store._tail)
+        assert not store._told
         assert store._tail_bytes == 0
-        assert await values_of(store, queue) == values
+        assert await values_of(store, queue) == [*values, b"told"]
         await put(store, queue, b"next")
-        assert await values_of(store, queue) == [*values, b"next"]
+        assert await values_of(store, queue) == [*values, b"told", b"next"]
 
 
 async def test_unknown_queues_are_refused_everywhere_and_nothing_is_stored() -> None:

@@ -26,7 +26,7 @@ from typing import NamedTuple
 import orjson
 
 from gateway.api.read import Consumer, Fetched
-from gateway.api.turns import in_turns
+from gateway.api.turns import COUNTED_BYTES, in_turns
 from gateway.codec.filters import TagFilter
 from gateway.codec.records import STEP_ITEMS, add_headers, render_records_in_steps, split_lines
 from gateway.codec.texts import lines_with_cursors
@@ -140,7 +140,7 @@ class FrameCache:
         self._bytes_max = cache_bytes_max
         self._bytes = 0
         self._cache: OrderedDict[_Key, EncodedRange] = OrderedDict()
-        self._reading: dict[_Key, asyncio.Event] = {}
+        self._reading: dict[_Key, asyncio.Event | None] = {}  # None: nobody else waits for it
 
     async def read(
         self, topic: str, topic_id: int, partition: int, offset: int, wanted: Wanted, *, count_max: int
@@ -154,12 +154,12 @@ class FrameCache:
         while True:
             if (found := self.kept(*key)) is not None:
                 return found
-            if not is_shared or (reading := self._reading.get(key)) is None:
+            if not is_shared or key not in self._reading:
                 break
-            await reading.wait()  # another reader is reading it now
-        read = asyncio.Event()
+            read = self._reading[key] = self._reading[key] or asyncio.Event()
+            await read.wait()  # another reader is reading it now
         if is_shared:
-            self._reading[key] = read
+            self._reading[key] = None
         try:
             fetched = await self._consumer.fetch(
                 topic,
@@ -188,9 +188,8 @@ class FrameCache:
                     self._keep((topic_id, partition, made.start, wanted), made)
             return Portion(ranges, fetched.max_offset)
         finally:
-            if is_shared:
-                del self._reading[key]
-                read.set()
+            if is_shared and (awaited := self._reading.pop(key)) is not None:
+                awaited.set()
 
     def kept(self, topic_id: int, partition: int, offset: int, wanted: Wanted) -> Portion | None:
         """The same without a read; None: there must be one."""
@@ -228,24 +227,27 @@ async def _frame_cache(
         return [_whole(offset, fetched.entries)] if fetched.entries else []
     stop = offset + count_max if wanted.is_all else fetched.next_offset
     entries = [entry for entry in fetched.entries if entry.next_offset > offset and entry.base_offset < stop]
+    is_counted = not (  # one small record takes less than the rest of its push
+        len(entries) == 1 and entries[0].record_count == 1 and len(entries[0].batch) < COUNTED_BYTES
+    )
     stop = min(stop, fetched.next_offset)
     if wanted.form is Form.JSON and wanted.is_all:
-        lines, ends = await in_turns(_render_all(topic, partition, entries, offset, stop), is_counted=True)
+        lines, ends = await in_turns(_render_all(topic, partition, entries, offset, stop), is_counted=is_counted)
         assert not entries or (ends and ends[0] == offset + 1), f"{topic}:{partition}={offset} is missing"
         return cut_in_ranges(offset, stop, ends, lines, None, wanted.batch)
     if wanted.queues_begin is not None:
         messages, payloads = await in_turns(
-            _render_queues(topic, partition, entries, offset, stop, wanted), is_counted=True
+            _render_queues(topic, partition, entries, offset, stop, wanted), is_counted=is_counted
         )
     elif wanted.form is Form.JSON:
         messages = await in_turns(
             render_records_in_steps(topic, partition, entries, None, start=offset, stop=stop, tag_filter=wanted.filter),
-            is_counted=True,
+            is_counted=is_counted,
         )
         payloads = None
     else:
         messages, payloads = await in_turns(
-            _render_binary(topic, partition, entries, offset, stop, wanted.filter), is_counted=True
+            _render_binary(topic, partition, entries, offset, stop, wanted.filter), is_counted=is_counted
         )
     if len(messages) > count_max:  # of a filtered stretch: the rest is read again
         del messages[count_max:]

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gateway.main.loop_watch import BOUNDS_S, HELD_S, Held, LoopWatch, doing
+from gateway.main.loop_watch import BOUNDS_S, HELD_S, IDLE_BEAT_S, IDLE_BEATS, Held, LoopWatch, doing
 from gateway.surfaces.http import conditions
 from tests.waiting import PATIENCE_S, until
 
@@ -73,6 +73,19 @@ async def test_short_turns_are_no_work_however_many() -> None:
             burn(0.01)
             await asyncio.sleep(0)
     assert counted(watch, "work") == (0, 0.0)
+
+
+async def test_an_idle_loop_is_woken_less_often_and_watched_all_the_same() -> None:
+    told: list[Held] = []
+    watch = LoopWatch(beat_s=0.002, on_work=told.append)
+    with watch.running():
+        assert watch.beat_s == 0.002
+        await until(lambda: watch.beat_s == IDLE_BEAT_S)
+        assert watch._idle_count >= IDLE_BEATS
+        burn(LONG_S + IDLE_BEAT_S)  # the turn may have begun right after a beat
+        await until(lambda: bool(told))
+        assert watch.beat_s == 0.002
+    assert told[0].length_s >= LONG_S
 
 
 async def test_a_line_names_the_route_and_comes_now_and_then(caplog: pytest.LogCaptureFixture) -> None:

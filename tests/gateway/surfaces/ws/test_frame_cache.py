@@ -13,6 +13,7 @@ import orjson
 import pytest
 
 from gateway.api.tasks import Tasks
+from gateway.api.turns import COUNTED_BYTES
 from gateway.codec.filters import parse_filter
 from gateway.codec.records import render_records_in_steps, split_lines
 from gateway.codec.texts import KEPT_RECORDS_MIN
@@ -162,6 +163,22 @@ async def test_of_many_reads_that_come_together_few_are_encoded_in_a_turn(
     running.cancel()
     assert sum(turns.values()) >= 9
     assert max(turns.values()) <= 4, "two reads, before and behind each"
+
+
+@pytest.mark.parametrize(("value_bytes", "is_counted"), [(10, False), (COUNTED_BYTES, True)])
+async def test_one_small_record_does_not_count(
+    value_bytes: int, is_counted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its push takes longer; a large one may take milliseconds."""
+    gateway, _ = await filled(0)
+    await produce(gateway, {"value": "v" * value_bytes})
+    asked: list[float] = []
+    cache = frame_cache_of(gateway)
+    with monkeypatch.context() as patch:
+        patch.setattr("store.turns.Stretches.spent", lambda _, seconds: asked.append(seconds))
+        portion = await cache.read("orders", 16, 0, 0, ALL, count_max=1000)
+    assert len(portion.ranges) == 1
+    assert bool(asked) is is_counted
 
 
 async def test_all_who_wait_at_an_end_are_woken_by_one_read() -> None:
