@@ -7,11 +7,12 @@ observers see enough:
     beat      a timer of the loop, every BEAT_S. One that comes late says how long the turn before it lasted. It reads
               the CPU clock of its thread as well: `work` is a turn that used the CPU for so long, `wait` one that was
               late because the thread did not run: a busy machine, a system call, another thread with the GIL
-    sampler   a thread that sleeps until a beat is overdue by HELD_S and looks then, once a turn, at the stack of the
-              loop's thread: by the time the beat comes, that is gone
+    sampler   a thread that sleeps until a beat is overdue by HELD_S, by less where beats are rare, and looks then, once
+              a turn, at the stack of the loop's thread: by the time the beat comes, that is gone
 
-What is measured is shorter than the turn by up to BEAT_S: the turn may have begun right after a beat. Of a loop that
-has had little to do for a second, by up to IDLE_BEAT_S.
+What is measured is shorter than the turn by up to BEAT_S: the turn may have begun right after a beat. A loop that has
+had little to do for a second has a beat every IDLE_BEAT_S; there a turn is as long as the CPU time since the beat
+before, nearly all of which is its own, and one that waits is measured shorter by up to IDLE_BEAT_S.
 
 Cost: 100 timers of 2 us and 20 wake-ups of a thread a second, 0.1 % of a core where the loop is awake anyway. An idle
 server wakes for each, so there are 20 timers then. Nothing is on the way of a request.
@@ -74,10 +75,16 @@ class LoopWatch:
     """The watch over one event loop; a collector of its two histograms. Made and used in the loop's thread."""
 
     def __init__(
-        self, *, beat_s: float = BEAT_S, held_s: float = HELD_S, on_work: Callable[[Held], None] | None = None
+        self,
+        *,
+        beat_s: float = BEAT_S,
+        idle_beat_s: float = IDLE_BEAT_S,
+        held_s: float = HELD_S,
+        on_work: Callable[[Held], None] | None = None,
     ) -> None:
         """`on_work` is told of each turn that was work; without it, the log is, now and then."""
         self._beat_s = beat_s
+        self._idle_beat_s = idle_beat_s
         self._held_s = held_s
         self._on_work = on_work or self._say
         self._late_s: deque[float] = deque(maxlen=LATE_MAX)
@@ -86,6 +93,7 @@ class LoopWatch:
         self._unsaid_count = 0
         self._quiet_until_s = 0.0
         self._due_s = 0.0
+        self._interval_s = 0.0  # before that
         self._cpu_s = 0.0
         self._idle_count = 0  # beats that found the loop idle, one behind the other
         self._seen: tuple[float, str] = 0.0, ""  # the beat that was overdue, and what was found then
@@ -129,34 +137,37 @@ class LoopWatch:
     @property
     def beat_s(self) -> float:
         """How long it is from one beat to the next, now."""
-        return self._beat_s if self._idle_count < IDLE_BEATS else max(self._beat_s, IDLE_BEAT_S)
+        return self._beat_s if self._idle_count < IDLE_BEATS else self._idle_beat_s
 
     def _rearm(self, now_s: float) -> None:
-        beat_s = self.beat_s
-        self._due_s = now_s + beat_s
-        self._timer = asyncio.get_running_loop().call_later(beat_s, self._beat)
+        self._interval_s = self.beat_s
+        self._due_s = now_s + self._interval_s
+        self._timer = asyncio.get_running_loop().call_later(self._interval_s, self._beat)
 
     def _beat(self) -> None:
         now_s, cpu_s = time.monotonic(), time.thread_time()
         late_s, used_s = now_s - self._due_s, cpu_s - self._cpu_s
-        if late_s >= self._held_s:
-            self._held(late_s, used_s)
+        length_s = late_s
+        if self._interval_s > self._beat_s and late_s >= self._beat_s:
+            length_s = max(late_s, min(used_s, late_s + self._interval_s))
+        if length_s >= self._held_s:
+            self._held(length_s, used_s)
             now_s, cpu_s = time.monotonic(), time.thread_time()
         self._cpu_s = cpu_s
         self._idle_count = self._idle_count + 1 if used_s < IDLE_SHARE * self._beat_s else 0
         self._late_s.append(late_s)
         self._rearm(now_s)
 
-    def _held(self, late_s: float, used_s: float) -> None:
+    def _held(self, found_s: float, used_s: float) -> None:
         """Count a turn that lasted too long; tell of it if it was our work."""
         is_work = used_s >= self._held_s
-        cause, length_s = ("work", min(late_s, used_s)) if is_work else ("wait", late_s)
+        cause, length_s = ("work", min(found_s, used_s)) if is_work else ("wait", found_s)
         self._counts[cause][bisect_left(BOUNDS_S, length_s)] += 1
         self._sums_s[cause] += length_s
         if not is_work:
             return
         due_s, found = self._seen
-        self._on_work(Held(late_s, used_s, found if due_s == self._due_s else "unknown"))
+        self._on_work(Held(found_s, used_s, found if due_s == self._due_s else "unknown"))
 
     def _say(self, held: Held) -> None:
         self._unsaid_count += 1
@@ -173,8 +184,10 @@ class LoopWatch:
         """The sampler's life. The loop's thread writes `_due_s`, this one `_seen`; both are single assignments."""
         wait_s = self._held_s
         while not self._stopping.wait(wait_s):
-            due_s = self._due_s
-            wait_s = due_s + self._held_s - time.monotonic()
+            due_s, more_s = self._due_s, self._interval_s - self._beat_s
+            # As long after the beat before as with beats of BEAT_S.
+            overdue_s = max(self._beat_s, self._held_s - more_s) if more_s > 0 else self._held_s
+            wait_s = due_s + overdue_s - time.monotonic()
             if wait_s <= 0:
                 wait_s = self._held_s
                 if self._seen[0] != due_s:

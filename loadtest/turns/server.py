@@ -61,7 +61,7 @@ async def serve(data: Path, registry: str, index: str) -> None:
         }
     )
     calm_collector()
-    with LoopWatch(beat_s=BEAT_S, held_s=HELD_S, on_work=note).running():
+    with LoopWatch(beat_s=BEAT_S, idle_beat_s=BEAT_S, held_s=HELD_S, on_work=note).running():
         threading.Thread(target=answer, daemon=True).start()
         await wiring.run(config, announce=lambda url: print(url, kafka_port, flush=True), stopping=stopping)
 
