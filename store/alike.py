@@ -15,8 +15,8 @@ the first one does. A run ends where offset or timestamp take another byte; a ba
 after the first of them, and decoded record by record. Keys and values of a run lie where those of its first record do,
 so they can be taken without the codec (`columns_of`).
 
-The next batch of a producer often is laid out as its last one was. So the layout of batches that were alike is kept for
-a while (`_Layout`): one of the same size and count is alike if it has the same bytes where the fields' lengths are.
+The next batch of a producer often is laid out as its last ones were. So the layout of batches that were alike is kept
+for a while (`_Layout`): one of the same size and count is alike if it has the same bytes where the fields' lengths are.
 
 Varints are zigzag: 0, -1, 1, -2 are 0, 1, 2, 3; seven bits a byte, the lowest first, the top bit on all but the last.
 """
@@ -46,7 +46,7 @@ COPIED_BYTES = 16 * KiB
 """A batch below this is copied in less time than it takes to find where in a bytearray it is."""
 
 LAYOUTS_MAX = 64
-"""Layouts that are kept; then all are forgotten. Each takes some 4 KiB for a run, whatever the batch."""
+"""Places that are known; then all are forgotten. A layout takes some 4 KiB for a run, whatever the batch."""
 
 UNPACKED_COUNT = 1024
 """Records whose fields are taken in one call. What says where they lie takes 64 bytes each."""
@@ -146,9 +146,10 @@ def _runs(data: Buffer, begin: int, end: int, count: int) -> list[_Run]:
         return layout.runs
     runs = _found_runs(data, begin, end, count)
     if runs:
-        if len(_layouts) >= LAYOUTS_MAX:
+        is_seen_again = place in _layouts
+        if len(_layouts) >= LAYOUTS_MAX and not is_seen_again:
             _layouts.clear()
-        _layouts[place] = _layout_of(data, runs)
+        _layouts[place] = _layout_of(data, runs) if is_seen_again else None
     return runs
 
 
@@ -222,7 +223,9 @@ class _Layout(NamedTuple):
     """What is in a column of `_offsets` from one index to another."""
 
 
-_layouts: dict[tuple[int, int, int], _Layout] = {}  # by where the batch is, and its number of records
+_layouts: dict[tuple[int, int, int], _Layout | None] = {}
+"""By where a batch is, and its number of records; None: one was there. A layout is made for the second one there: that
+takes longer than it saves once, and some clients send batches of another size each time."""
 
 
 def _layout_of(data: Buffer, runs: list[_Run]) -> _Layout:

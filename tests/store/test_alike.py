@@ -227,9 +227,10 @@ def test_a_batch_that_is_laid_out_as_another_one_is_alike_by_the_same_bytes(key:
     """Each byte of a batch is changed in turn: with a layout in mind the answer is what it is without."""
     count = 66  # two runs
     batch = _batch(count, key=key, value=b"value", step_ms=1)
-    assert are_alike(batch, count)
+    for _ in range(2):
+        assert are_alike(batch, count)
     layouts = dict(alike._layouts)
-    assert len(layouts) == 1
+    assert [layout is None for layout in layouts.values()] == [False]
     passed = 0
     for at in range(len(batch)):
         for changed in {0, 2, 0x80, 0xFF, batch[at] ^ 1, batch[at] ^ 0x80} - {batch[at]}:
@@ -250,23 +251,27 @@ def test_layouts_are_of_a_place(value_bytes: int) -> None:
     count = COPIED_BYTES // value_bytes
     batch = _batch(count, value=bytes(value_bytes))
     for before in (b"", b"12345678", b"123456789", b""):
-        for _ in range(2):
+        for _ in range(3):
             assert are_alike(_within(batch, before=before, behind=b"behind"), count)
-    assert len(alike._layouts) == 3
+    assert [layout is None for layout in alike._layouts.values()] == [False] * 3
     assert columns_of(_within(batch, before=b"12345678"), count) == ([None] * count, [bytes(value_bytes)] * count, 0)
     assert not are_alike(_within(batch[:-1], before=b"12345678", behind=b"1"), count)
 
 
-def test_layouts_are_bounded() -> None:
-    for count in range(1, LAYOUTS_MAX + 2):
+def test_layouts_are_bounded_and_of_batches_that_come_again() -> None:
+    for count in range(1, LAYOUTS_MAX + 1):
         assert are_alike(_batch(count), count)
-    assert len(alike._layouts) == 1
+    assert list(alike._layouts.values()) == [None] * LAYOUTS_MAX
+    assert are_alike(_batch(1), 1)
+    assert len([one for one in alike._layouts.values() if one is not None]) == 1
+    assert are_alike(_batch(LAYOUTS_MAX + 1), LAYOUTS_MAX + 1)
+    assert list(alike._layouts.values()) == [None]
 
 
 def test_the_time_of_columns_is_that_of_their_batch() -> None:
     """Not of the batch whose layout it has."""
     count = 60
-    for time_delta_ms in (1, 2, 1):
+    for time_delta_ms in (1, 2, 1, 3):
         batch = _batch(count)
         for place in range(61 + 2, len(batch), (len(batch) - 61) // count):
             batch[place] = 2 * time_delta_ms
