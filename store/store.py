@@ -924,7 +924,12 @@ class Store:
         if not bounds.min_offset <= offset < bounds.max_offset:
             return _nothing(bounds, offset)
         told = self._told.get(queue)
-        if told is not None and told.base_offset <= offset and told.next_offset == bounds.max_offset and not tag_hashes:
+        if (
+            told is not None
+            and told.base_offset <= offset
+            and told.next_offset == bounds.max_offset
+            and tag_hashes is None
+        ):
             return ReadResult(ReadStatus.FOUND, [told], *bounds, bounds.max_offset)
         end = bounds.max_offset if end_offset is None else min(bounds.max_offset, max(end_offset, offset + 1))
         runs: list[Run] = []

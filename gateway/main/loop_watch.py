@@ -154,7 +154,8 @@ class LoopWatch:
             self._held(length_s, used_s)
             now_s, cpu_s = time.monotonic(), time.thread_time()
         self._cpu_s = cpu_s
-        self._idle_count = self._idle_count + 1 if used_s < IDLE_SHARE * self._beat_s else 0
+        is_idle = used_s < IDLE_SHARE * (self._interval_s + late_s)
+        self._idle_count = self._idle_count + 1 if is_idle else 0
         self._late_s.append(late_s)
         self._rearm(now_s)
 

@@ -176,7 +176,7 @@ async def test_what_watchers_were_just_told_of_reads_as_all_else() -> None:
                 await store.read(queue, offset, max_bytes=max_bytes, end_offset=end_offset, tag_hashes=tags)
                 for offset in range(store.bounds(queue).max_offset + 2)
                 for end_offset in (None, offset, offset + 1, 100)
-                for tags in (None, frozenset({9}))
+                for tags in (None, frozenset[int](), frozenset({9}))
                 for max_bytes in (1, MiB)
             ]
 

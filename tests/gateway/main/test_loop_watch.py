@@ -83,7 +83,9 @@ async def test_an_idle_loop_is_woken_less_often_and_its_long_turns_are_found_all
             assert watch.beat_s == 0.002
             await until(lambda watch=watch: watch.beat_s == IDLE_BEAT_S)  # type: ignore[misc]
             assert watch._idle_count >= IDLE_BEATS
-            await asyncio.sleep(phase * IDLE_BEAT_S / 4)
+            burn(IDLE_BEAT_S / 10)  # little work leaves it so
+            await asyncio.sleep(IDLE_BEAT_S + phase * IDLE_BEAT_S / 4)
+            assert watch.beat_s == IDLE_BEAT_S
             burn(2 * HELD_S)
             await until(lambda told=told: bool(told))  # type: ignore[misc]
             assert watch.beat_s == 0.002
