@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 
-from store.turns import TURN_S, others_turn, stretches
+from store.turns import TURN_S, Stretches, others_turn, stretches
 from tests.waiting import PATIENCE_S
 
 
@@ -55,3 +55,19 @@ async def test_a_turn_is_full_beyond_its_time_and_the_next_one_is_not() -> None:
     assert turn.is_full
     await asyncio.sleep(0)
     assert not turn.is_full
+
+
+def test_each_loop_has_its_own() -> None:
+    """Also where two run in turn."""
+    loops = [asyncio.new_event_loop() for _ in range(2)]
+
+    async def own() -> Stretches:
+        return stretches()
+
+    try:
+        found = [[loop.run_until_complete(own()) for loop in loops] for _ in range(3)]
+    finally:
+        for loop in loops:
+            loop.close()
+    assert found[0][0] is not found[0][1]
+    assert found[1] == found[2] == found[0]
