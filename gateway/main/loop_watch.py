@@ -150,12 +150,14 @@ class LoopWatch:
         length_s = late_s
         if self._interval_s > self._beat_s and late_s >= self._beat_s:
             length_s = max(late_s, min(used_s, late_s + self._interval_s))
+        self._idle_count += 1
+        if used_s >= IDLE_SHARE * (self._interval_s + late_s):
+            self._idle_count = 0
         if length_s >= self._held_s:
+            self._idle_count = 0
             self._held(length_s, used_s)
             now_s, cpu_s = time.monotonic(), time.thread_time()
         self._cpu_s = cpu_s
-        is_idle = used_s < IDLE_SHARE * (self._interval_s + late_s)
-        self._idle_count = self._idle_count + 1 if is_idle else 0
         self._late_s.append(late_s)
         self._rearm(now_s)
 
