@@ -26,6 +26,7 @@ from store.store import Store
 from store.types import Entry, QueueKey
 from tests.simdisk import SimDisk, SimFile
 from tests.store.kit import opened, put, with_settings
+from tests.waiting import PATIENCE_S, until
 
 Q = QueueKey(1, 0)
 LOG = Path("/data/commitlog/0")
@@ -285,13 +286,13 @@ async def test_what_was_read_ahead_is_forgotten_after_a_while_and_when_the_store
     async with opened(SimDisk(), with_settings(tail_bytes_max=0, commit_log_file_bytes=MiB)) as store:
         queue = await filled(store, 30)
         for _ in range(2):
-            at = 0
-            for _ in range(2):
-                at = (await store.read(queue, at, max_bytes=60 * KiB)).next_offset
-            await turns()
-            assert store._read_ahead
-            await asyncio.sleep(0.1)
-            assert not store._read_ahead
+            async with asyncio.timeout(PATIENCE_S):
+                while not store._read_ahead:  # it may be forgotten in the middle of it
+                    at = 0
+                    for _ in range(2):
+                        at = (await store.read(queue, at, max_bytes=60 * KiB)).next_offset
+                    await turns()
+            await until(lambda: not store._read_ahead)
         at = (await store.read(queue, 0, max_bytes=60 * KiB)).next_offset
         await store.read(queue, at, max_bytes=60 * KiB)
     await turns()
