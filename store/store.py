@@ -180,7 +180,7 @@ class Store:
         self._read_ahead = ReadAhead(self._runs_from, self._cached, self._tail.__contains__)
         self._waiters: dict[QueueKey, list[asyncio.Future[None]]] = {}
         self._watching: dict[int, dict[object, Callable[[Mapping[QueueKey, int]], None]]] = {}  # by topic id
-        self._told: dict[QueueKey, Entry] = {}  # what watchers were told of last: they are about to read it
+        self._told: dict[QueueKey, Entry] = {}  # what watchers were told of last, of one group: they will read it next
         self._published_position = 0
         self._closing = False
         self._last_store_time_ms = 0

@@ -17,7 +17,7 @@ TURN_S = 0.02
 it is less than 50 ms."""
 
 _of_loops: WeakKeyDictionary[asyncio.AbstractEventLoop, Stretches] = WeakKeyDictionary()
-_last: tuple[ReferenceType[asyncio.AbstractEventLoop], Stretches] | None = None  # asked for: most processes have one
+_last: tuple[ReferenceType[asyncio.AbstractEventLoop], Stretches] | None = None  # of the loop that asked last
 
 
 class Stretches:

@@ -43,7 +43,8 @@ log = logging.getLogger(__name__)
 
 BEAT_S = 0.01
 IDLE_BEAT_S = 0.05
-"""Where the loop has used less than IDLE_SHARE of the time for IDLE_BEATS beats: each wakes a process that sleeps."""
+"""Between beats of a loop that has used less than IDLE_SHARE of the time for IDLE_BEATS of them, one behind the other:
+each wakes a process that sleeps."""
 
 IDLE_SHARE = 0.33
 IDLE_BEATS = 100
@@ -82,7 +83,8 @@ class LoopWatch:
         held_s: float = HELD_S,
         on_work: Callable[[Held], None] | None = None,
     ) -> None:
-        """`on_work` is told of each turn that was work; without it, the log is, now and then."""
+        """`on_work` is told of each turn that was work; without it, the log is, now and then. `idle_beat_s`: from one
+        beat to the next of a loop that has little to do; that of others has turns measured alike."""
         self._beat_s = beat_s
         self._idle_beat_s = idle_beat_s
         self._held_s = held_s

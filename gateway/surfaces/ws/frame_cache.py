@@ -156,8 +156,8 @@ class FrameCache:
                 return found
             if not is_shared or key not in self._reading:
                 break
-            read = self._reading[key] = self._reading[key] or asyncio.Event()
-            await read.wait()  # another reader is reading it now
+            done = self._reading[key] = self._reading[key] or asyncio.Event()
+            await done.wait()  # another reader is reading it now
         if is_shared:
             self._reading[key] = None
         try:
