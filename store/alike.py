@@ -190,11 +190,13 @@ def _run(data: Buffer, at: int, end: int, delta: int, count: int) -> tuple[int, 
         or value_bytes < -1
         or max(0, key_bytes) + value_bytes > RECORD_BYTES_MAX
         or data[offset_at - 1] & 0x80
+        or data[attributes_at]
+        or data[headers_at]
     ):
         return 0, first
     alike = min(count, deltas_end) - delta
     alike = min(alike, (end - at) // size)
-    for fixed in (*range(at, attributes_at), *range(key_at, key_from), *range(value_at, value_from)):
+    for fixed in _fixed_of(first, at, key_at):
         alike = _led_by(bytes(data[fixed : at + alike * size : size]), data[fixed])
     for index in range(attributes_at + 1, offset_at):
         flags = bytes(data[index : at + alike * size : size]).translate(_TO_FLAGS)
@@ -202,9 +204,14 @@ def _run(data: Buffer, at: int, end: int, delta: int, count: int) -> tuple[int, 
     for index, expected in zip(range(offset_at, key_at), _offsets(offset_bytes), strict=True):
         if bytes(data[index : at + alike * size : size]) != expected[delta : delta + alike]:
             return 0, first
-    for zero in (attributes_at, headers_at):
-        alike = _led_by(bytes(data[zero : at + alike * size : size]), 0)
     return alike, first
+
+
+def _fixed_of(one: _Record, at: int, key_at: int) -> tuple[int, ...]:
+    """Where the bytes of the record at `at` are that all of its run have: of lengths, attributes, and the number of
+    headers. `key_at`: where the length of the key is."""
+    value_at = one.key_from + max(0, one.key_bytes)
+    return *range(at, one.time_from), *range(key_at, one.key_from), *range(value_at, one.value_from), at + one.size - 1
 
 
 class _Layout(NamedTuple):
@@ -237,9 +244,8 @@ def _layout_of(data: Buffer, runs: list[_Run]) -> _Layout:
             return slice(index, end, size)
 
         offset_bytes, _ = _offset_bytes_of(delta)
-        key_at, value_at = one.time_end + offset_bytes, one.key_from + max(0, one.key_bytes)
-        lengths = *range(at, one.time_from), *range(key_at, one.key_from), *range(value_at, one.value_from)
-        layout.same.extend((column(index), bytes((data[index],)), count) for index in (*lengths, at + one.size - 1))
+        key_at = one.time_end + offset_bytes
+        layout.same.extend((column(index), bytes((data[index],)), count) for index in _fixed_of(one, at, key_at))
         layout.flags.extend(
             (column(index), bytes((index < one.time_end - 1,)), count) for index in range(one.time_from, one.time_end)
         )
