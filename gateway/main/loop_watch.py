@@ -43,11 +43,13 @@ log = logging.getLogger(__name__)
 
 BEAT_S = 0.01
 IDLE_BEAT_S = 0.05
-"""Between beats of a loop that has used less than IDLE_SHARE of the time for IDLE_BEATS of them, one behind the other:
-each wakes a process that sleeps."""
+"""Between beats of a loop that has used less than IDLE_SHARE of the time for IDLE_BEATS of them: each wakes a process
+that sleeps."""
 
 IDLE_SHARE = 0.33
 IDLE_BEATS = 100
+BUSY_BEATS = 25
+"""So many of them a beat takes back that was used for more: what is done once a second may be all there is to do."""
 
 HELD_S = 0.05
 """A turn of at least this is counted, and looked into while it lasts."""
@@ -97,7 +99,7 @@ class LoopWatch:
         self._due_s = 0.0
         self._interval_s = 0.0  # before that
         self._cpu_s = 0.0
-        self._idle_count = 0  # beats that found the loop idle, one behind the other
+        self._idle_count = 0  # beats that found the loop idle, less what busy ones took back
         self._seen: tuple[float, str] = 0.0, ""  # the beat that was overdue, and what was found then
         self._timer: asyncio.TimerHandle | None = None
         self._thread_id = 0
@@ -152,9 +154,8 @@ class LoopWatch:
         length_s = late_s
         if self._interval_s > self._beat_s and late_s >= self._beat_s:
             length_s = max(late_s, min(used_s, late_s + self._interval_s))
-        self._idle_count += 1
-        if used_s >= IDLE_SHARE * (self._interval_s + late_s):
-            self._idle_count = 0
+        is_busy = used_s >= IDLE_SHARE * (self._interval_s + late_s)
+        self._idle_count = min(max(self._idle_count + (-BUSY_BEATS if is_busy else 1), 0), IDLE_BEATS)
         if length_s >= self._held_s:
             self._idle_count = 0
             self._held(length_s, used_s)

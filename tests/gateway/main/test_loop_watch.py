@@ -93,6 +93,19 @@ async def test_an_idle_loop_is_woken_less_often_and_its_long_turns_are_found_all
         assert counted(watch, "work")[0] == 1
 
 
+async def test_what_is_done_now_and_then_does_not_keep_a_loop_from_being_idle() -> None:
+    beat_s = 0.002
+    watch = LoopWatch(beat_s=beat_s)
+    with watch.running():
+        async with asyncio.timeout(30):
+            while watch.beat_s != IDLE_BEAT_S:
+                burn(2 * beat_s)
+                await asyncio.sleep(IDLE_BEATS * beat_s / 2)  # it is never idle for IDLE_BEATS behind each other
+            while watch.beat_s != beat_s:  # all the time does
+                burn(2 * beat_s)
+                await asyncio.sleep(0)
+
+
 async def test_a_line_names_the_route_and_comes_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
     row = SimpleNamespace(name="produce")
 
