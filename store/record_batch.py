@@ -565,6 +565,12 @@ def with_base_offset(batch: Buffer, base_offset: int) -> bytearray:
     return patched
 
 
+def head_with_base_offset(batch: Buffer, base_offset: int) -> bytes:
+    """The first HEADER_BYTES of the batch `with_base_offset`."""
+    with memoryview(batch) as view:
+        return b"".join((rebased_head(view, base_offset), view[REBASED_BYTES:HEADER_BYTES]))
+
+
 def record_count(batch: Buffer) -> int:
     """The number of records a batch claims to hold."""
     count: int = _COUNT.unpack_from(batch, HEADER_BYTES - _COUNT.size)[0]

@@ -62,7 +62,7 @@ from store.log.recovery import Progress, RecoveryReport, recover
 from store.log.retention import LogFile, decide_expired
 from store.log.writer import Writer, WriterStats
 from store.read_ahead import ReadAhead
-from store.record_batch import Record, decode, encode, max_timestamp_ms
+from store.record_batch import HEADER_BYTES, Record, decode, encode, max_timestamp_ms
 from store.snapshot import Snapshot, SnapshotFiles
 from store.topic_changes import TopicChanges
 from store.topics import (
@@ -181,6 +181,8 @@ class Store:
         self._waiters: dict[QueueKey, list[asyncio.Future[None]]] = {}
         self._watching: dict[int, dict[object, Callable[[Mapping[QueueKey, int]], None]]] = {}  # by topic id
         self._told: dict[QueueKey, Entry] = {}  # what watchers were told of last, of one group: they will read it next
+        self._followed: set[QueueKey] = set()  # read near their ends since the tail was looked at, every TAIL_KEPT_S
+        self._followed_before: set[QueueKey] = set()
         self._published_position = 0
         self._closing = False
         self._last_store_time_ms = 0
@@ -411,6 +413,7 @@ class Store:
             light_ends_of=self._light_ends_for_append,
             topic_name_of=self._name_for_append,
             publish=self._publish,
+            is_followed=self._is_followed,
             last_store_time_ms=self._last_store_time_ms,
         )
         self._tasks = [
@@ -832,7 +835,7 @@ class Store:
             counted[1] += entry.size
             if entry.identity is not None:
                 self._idempotency.apply(entry, is_durable=entry.position < self._log.durable_position)
-            if entry.queue.topic_id not in APPLIED:
+            if entry.queue.topic_id not in APPLIED and _is_whole(entry):
                 self._remember(entry)
         if entries:
             self._published_position = entries[-1].position + entries[-1].size
@@ -853,10 +856,21 @@ class Store:
         for entry in entries:
             if entry.queue.topic_id in self._watching:
                 ends.setdefault(entry.queue.topic_id, {})[entry.queue] = entry.next_offset
-                told[entry.queue] = entry
+                if _is_whole(entry):
+                    told[entry.queue] = entry
         for topic_id, own in ends.items():
             for wake in list(self._watching[topic_id].values()):
                 wake(own)
+
+    def _is_followed(self, queue: QueueKey) -> bool:
+        """Whether someone waits for what a queue gets, or has read near its end lately: others read it from the log's
+        files, which the system's cache has."""
+        return (
+            queue in self._followed
+            or queue in self._followed_before
+            or queue in self._waiters
+            or queue.topic_id in self._watching
+        )
 
     def _remember(self, entry: Entry) -> None:
         self._tail[entry.position] = entry
@@ -877,6 +891,7 @@ class Store:
             await asyncio.sleep(TAIL_KEPT_S)
             self._read_ahead.forget()
             self._told = {}
+            self._followed_before, self._followed = self._followed, set()
             count = 0
             while self._tail_order and self._tail_order[0].position < old_end:
                 self._forget_oldest()
@@ -922,6 +937,8 @@ class Store:
         """
         bounds = self.bounds(queue)
         if not bounds.min_offset <= offset < bounds.max_offset:
+            if offset == bounds.max_offset:
+                self._followed.add(queue)
             return _nothing(bounds, offset)
         told = self._told.get(queue)
         if (
@@ -972,6 +989,8 @@ class Store:
 
     async def _entries(self, queue: QueueKey, runs: Sequence[Run]) -> list[Entry]:
         """Entries from memory where they are, from the log's files otherwise."""
+        if runs[-1].position >= self._published_position - self.config.tail_bytes_max:
+            self._followed.add(queue)
         remembered = [self._tail.get(run.position) for run in runs]
         if self._read_ahead:
             taken = self._read_ahead.taken
@@ -1437,6 +1456,11 @@ def _check_runs(queue: QueueKey, runs: Sequence[Run], entries: Sequence[Entry]) 
                 f"the index of topic id {queue.topic_id}, queue {queue.queue_id} is damaged at offset {run.offset}; "
                 "stop the server and run `mq index rebuild`"
             )
+
+
+def _is_whole(entry: Entry) -> bool:
+    """Whether a published entry has its batch; else the head alone (Writer)."""
+    return len(entry.batch) > HEADER_BYTES
 
 
 def _nothing(bounds: Bounds, offset: int) -> ReadResult:

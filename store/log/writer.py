@@ -45,7 +45,7 @@ from store.limits import KiB, MiB
 from store.log.commit_log import CommitLog, Unsynced
 from store.log.entry import encode_entry, entry_bytes, pack_rows
 from store.log.pace import Pace
-from store.record_batch import REBASED_BYTES, rebased_head, with_base_offset
+from store.record_batch import REBASED_BYTES, head_with_base_offset, rebased_head, with_base_offset
 from store.topics import CLUSTER, META, OFFSETS, RECURRING
 from store.types import Acks, Append, Appended, Buffer, Entry, QueueKey
 
@@ -148,6 +148,7 @@ class Writer:
         light_ends_of: Callable[[QueueKey, Sequence[bytes]], Sequence[int | None]],
         topic_name_of: Callable[[QueueKey], str],
         publish: Callable[[Sequence[Entry]], None],
+        is_followed: Callable[[QueueKey], bool],
         last_store_time_ms: int,
     ) -> None:
         self._log = log
@@ -168,6 +169,7 @@ class Writer:
         self._published_light_ends_of = light_ends_of
         self._topic_name_of = topic_name_of
         self._publish = publish
+        self._is_followed = is_followed
         self._last_store_time_ms = last_store_time_ms
         self._next_offsets: dict[QueueKey, int] = {}  # of queues with appends under way
         self._light_ends: dict[QueueKey, dict[bytes, int]] = {}  # ... and of light queues
@@ -294,7 +296,7 @@ class Writer:
             if self._unsynced_since is None:
                 self._unsynced_since = self._loop.time()
                 self._set_alarm()
-            _make_entries(written, entries)
+            self._make_entries(written, entries)
             self._answer(group, entries, Acks.WRITTEN)
         except BaseException as error:
             self._fail(group, error)
@@ -423,7 +425,7 @@ class Writer:
         calls, self._meanwhile = self._meanwhile, []
 
         def make_entries() -> None:  # while the disk is busy
-            _make_entries(written, entries)
+            self._make_entries(written, entries)
             while sync and calls:
                 calls.pop()()
 
@@ -634,6 +636,26 @@ class Writer:
                 position += size
         return positioned, position
 
+    def _make_entries(self, written: list[_Written], entries: list[Entry]) -> None:
+        """Fill in the entries, as readers get them from memory: all, or none when it fails. To copy a batch for nobody
+        takes a twelfth of the time of its send, so where no one follows its queue an entry has the batch's head."""
+        made = []
+        for position, size, append, topic, base_offset, store_time_ms, batch in written:
+            if batch is None:
+                if append.light is not None or self._is_followed(append.queue):
+                    batch = memoryview(with_base_offset(append.batch, base_offset))
+                else:
+                    batch = head_with_base_offset(append.batch, base_offset)
+            made.append(
+                Entry(
+                    position, size, append.queue, topic, base_offset, append.record_count, store_time_ms,
+                    append.json_values, batch, append.tag_hashes, append.delays, append.sources, append.identity,
+                    light=append.light,
+                )
+            )  # fmt: skip
+        entries += made
+        written.clear()  # the senders' batches
+
     def _answer(self, group: list[_Call], entries: list[Entry], reached: Acks) -> None:
         self._publish(entries)
         stats = self.stats
@@ -714,20 +736,3 @@ def _with_base_offset(append: Append, base_offset: int) -> tuple[Sequence[Buffer
         return (rebased_head(batch, base_offset), memoryview(batch)[REBASED_BYTES:]), None
     patched = with_base_offset(batch, base_offset)
     return (patched,), memoryview(patched)
-
-
-def _make_entries(written: list[_Written], entries: list[Entry]) -> None:
-    """Fill in the entries, as readers get them from memory: all, or none when it fails."""
-    made = []
-    for position, size, append, topic, base_offset, store_time_ms, batch in written:
-        if batch is None:
-            batch = memoryview(with_base_offset(append.batch, base_offset))
-        made.append(
-            Entry(
-                position, size, append.queue, topic, base_offset, append.record_count, store_time_ms,
-                append.json_values, batch, append.tag_hashes, append.delays, append.sources, append.identity,
-                light=append.light,
-            )
-        )  # fmt: skip
-    entries += made
-    written.clear()  # the senders' batches

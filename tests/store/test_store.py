@@ -19,6 +19,7 @@ from store.files import OsFiles
 from store.index.file import FileConsumeQueues
 from store.limits import KiB, MiB
 from store.log.entry import ALIGNMENT, entry_bytes
+from store.log.writer import COPIED_BYTES_MAX
 from store.offline.verify import verify
 from store.record_batch import Record, encode
 from store.store import CHECKPOINT_STEPS_MAX, FLUSHED_FILE_LOG_BYTES, INLINE_READ_BYTES_MAX
@@ -202,6 +203,57 @@ async def test_what_watchers_were_just_told_of_reads_as_all_else() -> None:
         await store.delete_topic("orders")
         with pytest.raises(UnknownQueue):
             await store.read(queue, 6, max_bytes=MiB)
+
+
+def sent_of(queue: QueueKey, value: bytes) -> Append:
+    """A batch as it comes from outside: bytes that are not the store's."""
+    return replace(append_of(queue, [value]), batch=bytes(encode([Record(None, value, START_MS)])))
+
+
+@pytest.mark.parametrize("acks", list(Acks))
+async def test_a_large_batch_is_copied_for_those_alone_who_follow_its_queue(acks: Acks) -> None:
+    async with opened(SimDisk(), with_settings(tail_bytes_max=MiB)) as store:
+        queue, other = [QueueKey((await queue_of(store)).topic_id, number) for number in range(2)]
+        values = [b"%d" % number * (COPIED_BYTES_MAX + number) for number in range(5)]
+        await store.append([sent_of(queue, values[0])], acks=acks)
+        await put(store, queue, b"small", acks=acks)
+        assert [entry.record_count for entry in store._tail.values()] == [1], "the small one"
+        assert await values_of(store, queue) == [values[0], b"small"]
+        await store.append([sent_of(queue, values[1]), sent_of(other, values[1])], acks=acks)
+        assert [entry.queue for entry in store._tail.values()] == [queue, queue], "who has read near its end follows it"
+        at_end = await store.read(other, store.bounds(other).max_offset, max_bytes=1)
+        assert at_end.status is ReadStatus.AT_END
+        await store.append([sent_of(other, values[2])], acks=acks)
+        assert [entry.queue for entry in store._tail.values()] == [queue, queue, other], "so does who waits there"
+        assert await values_of(store, queue) == [values[0], b"small", values[1]]
+        assert await values_of(store, other) == values[1:3]
+        store._followed.clear()
+        call_off = store.watch_topic(queue.topic_id, lambda _: None)
+        await store.append([sent_of(queue, values[3])], acks=acks)
+        call_off()
+        await store.append([sent_of(queue, values[4])], acks=acks)
+        assert len(store._tail) == 4, "as those who watch its topic"
+        assert await values_of(store, queue) == [values[0], b"small", values[1], *values[3:]]
+
+
+async def test_who_begins_to_follow_while_a_large_batch_is_written_reads_all_of_it() -> None:
+    value = bytes(2 * COPIED_BYTES_MAX)
+    turns = 0
+    is_late = False
+    while not is_late:  # than its publishing: from each turn of the event loop before on
+        async with opened(SimDisk()) as store:
+            queue = await queue_of(store)
+            appended = store.begin_append([sent_of(queue, value)], acks=Acks.FLUSHED)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            is_late = appended.done()
+            ends: list[dict[QueueKey, int]] = []
+            store.watch_topic(queue.topic_id, lambda own, ends=ends: ends.append(dict(own)))  # type: ignore[misc]
+            await appended
+            assert is_late or ends == [{queue: 1}]
+            assert await values_of(store, queue) == [value]
+        turns += 1
+    assert turns > 2
 
 
 async def test_what_was_applied_when_it_was_written_is_not_kept_in_memory_for_readers() -> None:
