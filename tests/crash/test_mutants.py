@@ -548,6 +548,20 @@ MUTANTS = [
         "tests/store/log/test_writer.py",
     ),
     Mutant(
+        "remember the head of a batch that nobody followed",
+        "store/store.py",
+        "            if entry.queue.topic_id not in APPLIED and _is_whole(entry):\n",
+        "            if entry.queue.topic_id not in APPLIED:\n",
+        "tests/store/test_store.py",
+    ),
+    Mutant(
+        "tell who began to watch late of the head of a batch",
+        "store/store.py",
+        "                if _is_whole(entry):\n                    told[entry.queue] = entry\n",
+        "                told[entry.queue] = entry\n",
+        "tests/store/test_store.py",
+    ),
+    Mutant(
         "keep a view of what was not given",
         "store/log/writer.py",
         "    if isinstance(whole, bytearray) and append.is_given and",
