@@ -200,7 +200,8 @@ class Appended(NamedTuple):
 
 @dataclass(slots=True)  # as Append
 class Entry:
-    """One entry as read from the log, CRC checked. `batch` is a RecordBatch or a view of it, base offset patched in.
+    """One entry as read from the log, CRC checked. `batch` is a RecordBatch or a view of it, base offset patched in;
+    where nobody follows its queue the writer publishes it with the batch's head alone, which no reader gets.
     `raw_keys`: its topic's keys are raw (store/topics.py); the log does not say, a reader of a topic sets it."""
 
     position: int

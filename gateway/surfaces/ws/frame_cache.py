@@ -231,14 +231,14 @@ async def _frame_cache(
         len(entries) == 1 and entries[0].record_count == 1 and len(entries[0].batch) < COUNTED_BYTES
     )
     stop = min(stop, fetched.next_offset)
-    if not is_counted and wanted.form is Form.JSON and wanted.is_all:
-        steps = render_records_in_steps(topic, partition, entries, None, start=offset, stop=stop)
-        (message,) = record_batch.at_once(steps)
-        assert message["offset"] == offset, f"{topic}:{partition}={offset} is missing"
-        message["cursor"] = f"{topic}:{partition}={stop}"
-        return [one_message(offset, message, None)]
     if wanted.form is Form.JSON and wanted.is_all:
-        lines, ends = await in_turns(_render_all(topic, partition, entries, offset, stop), is_counted=is_counted)
+        if not is_counted:
+            steps = render_records_in_steps(topic, partition, entries, None, start=offset, stop=stop)
+            (message,) = record_batch.at_once(steps)
+            assert message["offset"] == offset, f"{topic}:{partition}={offset} is missing"
+            message["cursor"] = f"{topic}:{partition}={stop}"
+            return [one_message(offset, message, None)]
+        lines, ends = await in_turns(_render_all(topic, partition, entries, offset, stop), is_counted=True)
         assert not entries or (ends and ends[0] == offset + 1), f"{topic}:{partition}={offset} is missing"
         return cut_in_ranges(offset, stop, ends, lines, None, wanted.batch)
     if wanted.queues_begin is not None:
