@@ -132,7 +132,7 @@ def lacking(response: web.Response, nodes: Sequence[str]) -> web.Response:
     return response
 
 
-PART = "mq.part"
+PART = web.RequestKey("mq.part", bool)
 """In a request: its answer is a part of one. `packed` leaves it as it is."""
 
 
