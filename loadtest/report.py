@@ -20,6 +20,7 @@ import orjson
 from jinja2 import Environment, FileSystemLoader, select_autoescape
 from markupsafe import Markup
 
+from loadtest.bench.machine import described
 from loadtest.charts import SERIES_MAX, Series, lines
 
 PREFIX = "run"
@@ -72,6 +73,7 @@ def write_report(directory: Path) -> Path:
     page.write_text(
         templates.get_template("report.html").render(
             about=about,
+            machine=described(about["machine"]) if about else "",
             checks=checks,
             failed_count=sum(line.failed_count for line in table),
             requests=[line for line in table if line.kind != "CHECK"],

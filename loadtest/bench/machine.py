@@ -8,8 +8,16 @@ import subprocess
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
+from statistics import median
+
+from loadtest.slowness import slowness
 
 DISTRIBUTIONS = ("mq-gateway", "aiohttp", "uvloop", "orjson", "aiokafka", "crc32c")
+
+MEMORY_WATCHERS = Path("/sys/kernel/mm/damon/admin/kdamonds")
+"""Threads of the kernel that see which memory is used: admin-guide/mm/damon/usage of Linux's documentation."""
+
+_LOOKS = 5
 
 
 def facts(data: Path) -> dict[str, object]:
@@ -21,7 +29,34 @@ def facts(data: Path) -> dict[str, object]:
         "kernel": platform.release(),
         "file_system": file_system(data),
         "load_average": round(os.getloadavg()[0], 2),
+        "slowness": now_slowness(),
+        "pages_out": pages_out(),
     }
+
+
+def described(machine: Mapping[str, object]) -> str:
+    """The machine of `facts` in a line of a report."""
+    paged = ", memory that is not used for a while is paged out" if machine["pages_out"] else ""
+    return (
+        f"{machine['cpu']}, {machine['cores']} cores, {machine['slowness']} times as slow as our reference "
+        f"(loadtest/slowness.py), {machine['memory_gib']} GiB{paged}, Linux {machine['kernel']}, "
+        f"{machine['file_system']}"
+    )
+
+
+def now_slowness() -> float:
+    """How slow the machine is in this second (loadtest/slowness.py). The name of a processor does not say it: the cores
+    of virtual machines are shared, and one took 35 µs for a request in one hour and 85 in the next."""
+    return round(median(slowness() for _ in range(_LOOKS)), 1)
+
+
+def pages_out(watchers: Path = MEMORY_WATCHERS) -> bool:
+    """Whether the kernel takes away memory that was not used for a while: what a server had in the system's cache, and
+    code that an idle one has not run."""
+    return any(
+        _is(state, "on") and any(_is(action, "pageout") for action in state.parent.glob("contexts/*/schemes/*/action"))
+        for state in watchers.glob("*/state")
+    )
 
 
 def versions() -> Mapping[str, str]:
@@ -57,3 +92,10 @@ def _of_file(path: str, field: str) -> str | None:
     except OSError:
         return None
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(field)), None)
+
+
+def _is(file: Path, text: str) -> bool:
+    try:
+        return file.read_text().strip() == text
+    except OSError:
+        return False

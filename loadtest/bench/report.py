@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from loadtest.bench.machine import described
 from loadtest.bench.scenario import Comparison, Outcome
 from loadtest.stats import Spread
 
@@ -122,8 +123,7 @@ def as_markdown(conditions: Conditions, outcomes: Sequence[Outcome]) -> str:
         "",
         f"- {conditions.started_at}, commit {conditions.commit}.",
         f"- {conditions.rounds} rounds of {conditions.run_s:g} s a run, after one that is not counted.",
-        f"- {machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, Linux {machine['kernel']}, "
-        f"{machine['file_system']}; load average at the start {machine['load_average']}.",
+        f"- {described(machine)}; load average at the start {machine['load_average']}.",
         f"- Other programs took {conditions.other_programs} meanwhile.",
         f"- {', '.join(f'{name} {number}' for name, number in versions.items())}.",
         f"- Load client: {conditions.client}. Servers are processes of their own, on loopback, started for the run.",

@@ -12,6 +12,7 @@ from typing import Any
 
 import orjson
 
+from loadtest.bench.machine import described
 from loadtest.charts import Series, lines
 from loadtest.growth.scenarios import FACTORS, SCENARIOS, Scenario
 from loadtest.stats import paired_ratio, spread
@@ -79,10 +80,7 @@ def _page(about: Mapping[str, Any], results: Sequence[Result]) -> Iterator[str]:
     yield "## Conditions"
     yield ""
     yield f"- {about['started_at']}; commit {about['commit']}; load average at the start {machine['load_average']}."
-    yield (
-        f"- {machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, Linux {machine['kernel']}, "
-        f"{machine['file_system']}; client and server on one machine."
-    )
+    yield f"- {described(machine)}; client and server on one machine."
 
 
 def growth(scenario: Scenario, results: Sequence[Result]) -> str:

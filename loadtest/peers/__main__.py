@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from loadtest.bench.machine import commit, facts, versions
+from loadtest.bench.machine import commit, facts, now_slowness, versions
 from loadtest.peers.compare import compare, directions
 from loadtest.peers.fleet import Fleet
 from loadtest.peers.peer import Durability, Peer, Unavailable
@@ -77,6 +77,7 @@ def main() -> None:
     window = {
         "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "load_average": round(os.getloadavg()[0], 2),
+        "slowness": now_slowness(),
         "commit": commit(),
     }
     runs = Runs(options.runs)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from loadtest.bench.machine import described
 from loadtest.charts import Measured, ranges
 from loadtest.stats import Spread, spread
 
@@ -302,16 +303,14 @@ def _listed(line: Line, row: Row, found: Ratio) -> str:
 
 
 def _conditions(about: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    machine = about["machine"]
     yield from ("## Conditions", "")
-    yield (
-        f"- {machine['cpu']}, {machine['cores']} cores, {machine['memory_gib']} GiB, Linux {machine['kernel']}, "
-        f"{machine['file_system']}."
-    )
+    yield f"- {described(about['machine'])}."
     yield f"- {', '.join(f'{name} {version}' for name, version in about['versions'].items())}."
     for window in about["windows"]:
-        commit, load_average = window["commit"], window["load_average"]
-        yield f"- Measured from {window['started_at']}, commit {commit}, load average {load_average} before."
+        yield (
+            f"- Measured from {window['started_at']}, commit {window['commit']}; before it a load average of "
+            f"{window['load_average']}, and a machine {window['slowness']} times as slow."
+        )
         for durability, shares in window.get("idle", {}).items():
             told = ", ".join(f"{name} {share * 100:.1f} %" for name, share in shares.items() if share >= 0.001)
             yield f"  - Idle servers, {durability}: {sum(shares.values()) * 100:.1f} % of one core in all ({told})."

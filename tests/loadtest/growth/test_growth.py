@@ -20,7 +20,16 @@ ABOUT = {
     "started_at": "2026-01-01",
     "commit": "c0ffee",
     "rounds": 2,
-    "machine": {"cpu": "c", "cores": 2, "memory_gib": 1, "kernel": "k", "file_system": "ext4", "load_average": 0},
+    "machine": {
+        "cpu": "c",
+        "cores": 2,
+        "memory_gib": 1,
+        "kernel": "k",
+        "file_system": "ext4",
+        "load_average": 0,
+        "slowness": 1.0,
+        "pages_out": False,
+    },
 }
 
 
