@@ -35,18 +35,20 @@ def facts(data: Path) -> dict[str, object]:
 
 
 def described(machine: Mapping[str, object]) -> str:
-    """The machine of `facts` in a line of a report."""
-    paged = ", memory that is not used for a while is paged out" if machine["pages_out"] else ""
+    """The machine of `facts` in a line of a report. Files of earlier runs do not say how slow it was."""
+    slow = ""
+    if "slowness" in machine:
+        slow = f", {machine['slowness']} times as slow as our reference (loadtest/slowness.py)"
+    paged = ", memory that is not used for a while is paged out" if machine.get("pages_out") else ""
     return (
-        f"{machine['cpu']}, {machine['cores']} cores, {machine['slowness']} times as slow as our reference "
-        f"(loadtest/slowness.py), {machine['memory_gib']} GiB{paged}, Linux {machine['kernel']}, "
-        f"{machine['file_system']}"
+        f"{machine['cpu']}, {machine['cores']} cores{slow}, {machine['memory_gib']} GiB{paged}, "
+        f"Linux {machine['kernel']}, {machine['file_system']}"
     )
 
 
 def now_slowness() -> float:
-    """How slow the machine is in this second (loadtest/slowness.py). The name of a processor does not say it: the cores
-    of virtual machines are shared, and one took 35 µs for a request in one hour and 85 in the next."""
+    """How slow the machine is in this second, as a multiple of the reference, at least 1 (loadtest/slowness.py). The
+    name of a processor does not say it: cores of virtual machines are shared."""
     return round(median(slowness() for _ in range(_LOOKS)), 1)
 
 

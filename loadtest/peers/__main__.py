@@ -13,14 +13,13 @@ once (runs.py); the report is made from those files and from nothing else.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from loadtest.bench.machine import commit, facts, now_slowness, versions
+from loadtest.bench.machine import commit, facts, versions
 from loadtest.peers.compare import compare, directions
 from loadtest.peers.fleet import Fleet
 from loadtest.peers.peer import Durability, Peer, Unavailable
@@ -64,6 +63,7 @@ def main() -> None:
     tools = REPOSITORY / "artifacts" / "peers"
     peers, versions_of, missing = _prepared(options.peers, tools)
     rounds = options.rounds or (QUICK_ROUNDS if options.quick else FULL_ROUNDS)
+    machine = facts(tools)
     about = {
         "rounds": rounds,
         "quick": options.quick,
@@ -72,12 +72,12 @@ def main() -> None:
         "versions": dict(versions()),
         "peers": {name: _about(peer, versions_of[name]) for name, peer in peers.items()},
         "missing": missing,
-        "machine": facts(tools),
+        "machine": machine,
     }
     window = {
         "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "load_average": round(os.getloadavg()[0], 2),
-        "slowness": now_slowness(),
+        "load_average": machine["load_average"],
+        "slowness": machine["slowness"],
         "commit": commit(),
     }
     runs = Runs(options.runs)

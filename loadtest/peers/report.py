@@ -307,10 +307,9 @@ def _conditions(about: Mapping[str, Any], results: Sequence[Mapping[str, Any]]) 
     yield f"- {described(about['machine'])}."
     yield f"- {', '.join(f'{name} {version}' for name, version in about['versions'].items())}."
     for window in about["windows"]:
-        yield (
-            f"- Measured from {window['started_at']}, commit {window['commit']}; before it a load average of "
-            f"{window['load_average']}, and a machine {window['slowness']} times as slow."
-        )
+        slow = f", {window['slowness']} times as slow as our reference" if "slowness" in window else ""
+        commit, load_average = window["commit"], window["load_average"]
+        yield f"- Measured from {window['started_at']}, commit {commit}, load average {load_average}{slow} before."
         for durability, shares in window.get("idle", {}).items():
             told = ", ".join(f"{name} {share * 100:.1f} %" for name, share in shares.items() if share >= 0.001)
             yield f"  - Idle servers, {durability}: {sum(shares.values()) * 100:.1f} % of one core in all ({told})."

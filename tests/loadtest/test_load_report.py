@@ -5,8 +5,10 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
+import orjson
 import pytest
 
+from loadtest.bench import machine
 from loadtest.load.metrics import COLUMNS
 from loadtest.report import BUSY_PERCENT, write_report
 
@@ -46,6 +48,13 @@ def test_a_good_run_says_so_and_has_its_charts(tmp_path: Path) -> None:
         assert f"<h2>{title}</h2>" in page
     assert "Memory of the server" not in page  # nothing was measured
     assert "http://" not in page.replace("http://www.w3.org", "")  # nothing is fetched from anywhere
+
+
+def test_the_machine_of_a_run_is_told(tmp_path: Path) -> None:
+    facts = machine.facts(tmp_path)
+    about = {"machine": facts, "own_server": True, "versions": {"python": "3"}}
+    (tmp_path / "run.json").write_bytes(orjson.dumps(about))
+    assert f"{machine.described(facts)}; load average at the start {facts['load_average']}." in run(tmp_path)
 
 
 def test_a_failure_comes_first_and_is_escaped(tmp_path: Path) -> None:

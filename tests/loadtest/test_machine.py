@@ -48,3 +48,9 @@ def test_a_line_of_a_report_has_all_that_makes_figures_differ(tmp_path: Path) ->
     assert "8.0 GiB, memory that is not used for a while is paged out, Linux" in machine.described(
         {**facts, "pages_out": True}
     )
+
+
+def test_files_of_earlier_runs_can_still_be_told(tmp_path: Path) -> None:
+    facts = machine.facts(tmp_path)
+    del facts["slowness"], facts["pages_out"]
+    assert "reference" not in machine.described(facts)

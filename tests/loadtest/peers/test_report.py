@@ -130,6 +130,12 @@ def test_what_was_measured_once_says_so() -> None:
     assert "| 50 (n = 1) |" in line
 
 
+def test_how_slow_the_machine_was_is_said_of_each_window() -> None:
+    page = markdown(ABOUT, rounds("mq", [50]))
+    assert "- c, 2 cores, 1.2 times as slow as our reference (loadtest/slowness.py), 1 GiB, memory that is not" in page
+    assert "commit c0ffee, load average 0.1, 1.4 times as slow as our reference before." in page
+
+
 def test_a_limit_is_shown_and_never_compared() -> None:
     page = markdown(ABOUT, [*rounds("mq", [50]), *rounds("bare", [100])])
     (line,) = lines_of(page, "| bare")

@@ -18,10 +18,7 @@ from loadtest.peers.runs import OtherPlan, Runs
 from loadtest.peers.session import Result
 from tests.loadtest.peers.sleepers import WRITTEN, Sleeper
 
-ABOUT = {
-    "rounds": 2, "quick": True, "parts": ["workloads"], "steps": {}, "peers": {}, "versions": {"python": "3"},
-    "machine": {"cpu": "c", "load_average": 0},
-}  # fmt: skip
+ABOUT = {"rounds": 2, "quick": True, "parts": ["workloads"], "steps": {}, "peers": {}, "versions": {"python": "3"}}
 WINDOW = {"started_at": "now", "load_average": 0, "commit": "c"}
 ONE = Turn(0, Step("batched", "batched", {"duration_s": 5}), Row("mq, or so", WRITTEN, "aiohttp, JSON"))
 
@@ -59,9 +56,6 @@ def test_another_plan_is_not_mixed_in(tmp_path: Path) -> None:
         runs.resume({**ABOUT, "rounds": 3}, WINDOW)
     with pytest.raises(OtherPlan, match="differ in quick"):
         runs.resume({**ABOUT, "quick": False}, WINDOW)
-    with pytest.raises(OtherPlan, match="differ in what they say of the machine"):
-        runs.resume({**ABOUT, "machine": {"cpu": "c", "load_average": 0, "slowness": 1.0}}, WINDOW)
-    runs.resume({**ABOUT, "machine": {"cpu": "c", "load_average": 1}}, WINDOW)
 
 
 def test_parts_may_be_added_and_none_is_given_up(tmp_path: Path) -> None:
