@@ -133,7 +133,7 @@ class World:
     async def _produce(self, client: str) -> None:
         records, sends = [], []
         partition = self.rng.randrange(PARTITIONS) if client.endswith(("0", "1")) else None
-        delayed_ms = self.rng.randrange(100, 3000) if client.startswith("timer") else None
+        delayed_ms = self.rng.randrange(-200, 3000) if client.startswith("timer") else None  # some are due already
         for _ in range(self.rng.choice((1, 1, 10, 60))):
             value, tail, flight = self._flight(client)
             record: dict[str, object] = {"key": tail, "value": seal(flight)}
@@ -162,11 +162,14 @@ class World:
             assert receipt["error_code"] is None
             assert receipt["partition"] == send.partition, "a key's partition is crc32(key) % partitions"
             offset = receipt["offset"]
-            if send.due_ms is None:
-                assert isinstance(offset, int)
+            if isinstance(offset, int):
+                # A delayed record has one too if it was due when the server came to it.
+                assert send.due_ms is None or send.due_ms <= time.time_ns() // 1_000_000, "stored before it was due"
+                assert "schedule_id" not in receipt
                 send.ok(ended_ms, offset)
             else:
                 assert offset is None
+                assert send.due_ms is not None
                 assert receipt["schedule_id"]
                 send.ok(ended_ms)
 
