@@ -24,7 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -55,6 +55,8 @@ ROUNDS = 12
 RUN_S = 1.5
 WARM_UP_S = 0.3
 CONNECTIONS = 16
+SAID_UNANSWERED = 64
+SAID_TOPICS = 10
 QUEUED = 20_000
 """Records that queue mode gives out in a run, from the beginning of the topic: each run is a group of its own."""
 
@@ -159,6 +161,32 @@ def workloads(client: LoadClient) -> Mapping[str, Work]:
         del duration_s
         await make_topics(tree.server.url, f"made-{next(groups)}", MADE, MAKING)
         return float(MADE)
+
+    def said(topics: int, sockets: int, acks: str) -> Work:
+        """Produces of one record over sockets, SAID_UNANSWERED in all unanswered at any time, to so many topics."""
+        command = {"op": "produce", "records": [{"value": "x" * STRING_CHARS}], "acks": acks}
+
+        async def run(tree: Tree, duration_s: float) -> float:
+            async with aiohttp.ClientSession() as session, AsyncExitStack() as stack:
+                open_ = [
+                    await stack.enter_async_context(session.ws_connect(f"{tree.server.url}/ws/v1"))
+                    for _ in range(sockets)
+                ]
+                until_s = time.monotonic() + duration_s
+                return sum(await asyncio.gather(*[one(socket, until_s) for socket in open_]))
+
+        async def one(socket: aiohttp.ClientWebSocketResponse, until_s: float) -> float:
+            sent = answered = 0
+            while answered < sent or not sent:
+                while sent - answered < SAID_UNANSWERED // sockets and (not sent or time.monotonic() < until_s):
+                    sent += 1
+                    await socket.send_json({"id": sent, "topic": f"said-{sent % topics}", **command}, dumps=_text)
+                if not orjson.loads(await socket.receive_str())["ok"]:
+                    raise RunFailed("a produce was refused")
+                answered += 1
+            return float(answered)
+
+        return run
 
     async def delay(tree: Tree, duration_s: float) -> float:
         del duration_s
@@ -269,6 +297,11 @@ def workloads(client: LoadClient) -> Mapping[str, Work]:
     return {
         "POST, one record, durable": load(1, Request("POST", "/topics/sent", sent, one)),
         "POST, one record, written": load(1, Request("POST", "/topics/sent?acks=written", sent, one)),
+        "socket, one record, durable": said(1, 1, "flushed"),
+        "socket, one record, written": said(1, 1, "written"),
+        "socket, one record, ten topics, durable": said(SAID_TOPICS, 1, "flushed"),
+        "socket, one record, ten topics, written": said(SAID_TOPICS, 1, "written"),
+        "16 sockets, one record, ten topics, durable": said(SAID_TOPICS, CONNECTIONS, "flushed"),
         "POST, 1,000 JSON records": load(RECORDS_PER_BATCH, Request("POST", "/topics/sent", sent, batch)),
         "POST, 1,000 JSON records, 32 connections": load(
             RECORDS_PER_BATCH, Request("POST", "/topics/sent", sent, batch), 32
@@ -299,6 +332,10 @@ def workloads(client: LoadClient) -> Mapping[str, Work]:
         f"{KAFKA}fetch, batches of 1 MB from the disk": kafka_fetch_from_disk,
         f"{KAFKA}a record to the fetch that waits": kafka_waiting,
     }
+
+
+def _text(command: object) -> str:
+    return orjson.dumps(command).decode()
 
 
 def _plain(count: int) -> bytearray:
@@ -353,6 +390,8 @@ async def measured(
             session.put(f"{tree.server.url}/mq/v1/topics/sent", json={"partitions": 4}) as answer,
         ):
             answer.raise_for_status()
+        for number in range(SAID_TOPICS):
+            await make_topic(tree, f"said-{number}")
         if any(name.startswith(KAFKA) for name in chosen):
             await _fill_for_kafka(tree)
     idle_share = idle_kernel_cpu_share()

@@ -1,7 +1,8 @@
 """The fast path: POSTs of plain records, or of one raw batch, pulls, what consumers of queue mode ask for all the time,
 and topics that are made by the thousand, answered without aiohttp's requests and responses.
 
-All records of one turn of the event loop that go to the same partition are one batch, one append and one future.
+All records of one turn of the event loop that go to the same partition are one batch, one append and one future
+(gateway/api/turn_batches.py).
 
 `Connection` shows each request to the fast path before aiohttp does anything with it. The fast path accepts only
 requests that the normal path would answer with success by the same steps: everything about the request is in the lists
@@ -20,11 +21,7 @@ would wait as long again. A request with an unknown header is never taken.
             wait for something else has a task of its own, with its line of the trail where the route has one
 
 Invariants
-    F1  a record is checked before it joins a batch: one bad record fails no other
-    F2  a batch has BATCH_RECORDS_MAX records and BATCH_BYTES_MAX bytes at most; the next record begins another
-    F3  records without a key of one turn and topic go to one partition, as those of one request do; where the next
-        sync waits for more senders, those turns count as one
-    F4  what is read of large bodies counts in its turn (store/turns.py); where that is full, aiohttp gets them
+    F1  what is read of large bodies counts in its turn (store/turns.py); where that is full, aiohttp gets them
 """
 
 from __future__ import annotations
@@ -45,9 +42,9 @@ from multidict import CIMultiDictProxy
 from gateway.api.errors import error_of
 from gateway.api.producer import Begun, EncodedColumns, Receipt, StoredBatch
 from gateway.api.trail_files import Act, Outcome
+from gateway.api.turn_batches import TurnBatch, TurnBatches, is_to_be_told, once_done
 from gateway.api.turns import COUNTED_BYTES
 from gateway.auth.access import Access
-from gateway.brokers.base import AnswerLost, BrokerUnreachable
 from gateway.codec.records import ProduceRecord
 from gateway.errors import RequestError
 from gateway.surfaces.http.admission import payer_of
@@ -75,19 +72,10 @@ from gateway.surfaces.http.plain import (
 )
 from gateway.surfaces.http.send_options import name_of_acks
 from store.errors import SealedQueue, StoreError
-from store.limits import KiB
 from store.turns import stretches
 from store.types import Acks, Appended, Buffer
 
 log = logging.getLogger(__name__)
-
-BATCH_RECORDS_MAX = 256
-BATCH_BYTES_MAX = 256 * KiB
-"""Records, and bytes of request bodies, of one batch: to answer so many takes a millisecond."""
-
-WAITED_S = 1.0
-"""After which an answer that a broker cannot be reached is not asked for again: those that take long are of clusters
-that do not answer for ten seconds."""
 
 _NAMED = b"%bMq-Acks: %b\r\nContent-Length: %%d\r\nDate: %b\r\nX-Request-Id: %%b\r\n\r\n%%b"
 _UNNAMED = b"%bContent-Length: %%d\r\nDate: %b\r\nX-Request-Id: %%b\r\n\r\n%%b"
@@ -113,24 +101,10 @@ _Waiting = tuple[Plain, ProduceRecord, Any, Client]
 """A request whose record is in a batch; what its form has to know for the answer."""
 
 
-class _Batch:
-    """Records of one turn that go one way, and who waits for each."""
-
-    __slots__ = ("answers", "body_bytes", "records", "started_s", "waiting")
-
-    def __init__(self) -> None:
-        self.records: list[ProduceRecord] = []
-        self.waiting: list[_Waiting] = []
-        self.body_bytes = 0
-        self.answers: tuple[int, list[bytes]] | None = None  # made ahead, if the first record gets this offset
-        self.started_s = perf_counter()  # the others have come in the same turn
-
+_Batch = TurnBatch[_Waiting]
 
 _BegunBatch = tuple[Plain, BatchForm, Begun, Client, float]
 """A request whose raw batch is on its way, and since when."""
-
-_Way = tuple[str, int | None, bool, Acks | None]
-"""Topic, partition (None: any), whether keys and values are JSON, level."""
 
 
 class FastPath:
@@ -169,7 +143,9 @@ class FastPath:
         self._bytes_max = gateway.limits.body_bytes_max
         self._answers, self._answering_bytes_max = gateway.stats.answers, gateway.limits.answering_bytes_max
         self._serving: set[asyncio.Task[None]] = set()
-        self._batches: dict[_Way, _Batch] = {}  # of this turn
+        self._turn: TurnBatches[_Waiting] = TurnBatches(
+            gateway.producer, answer=self._answer, give_back=self._give_back, meanwhile=self._make_answers
+        )
         self._begun: list[_BegunBatch] = []  # raw batches, of this turn
         # Limits of rate and the log of requests are for the normal path.
         self._is_open = gateway.rates is None and not gateway.config.access_log
@@ -283,52 +259,8 @@ class FastPath:
         chosen = self._producer.batch_partition(view, record, partition)
         if chosen is None:
             return False
-        way, body_bytes = (topic, chosen[0], json_values, acks), len(body)
-        batch = self._batches.get(way)
-        if batch is None or len(batch.records) >= BATCH_RECORDS_MAX or batch.body_bytes + body_bytes > BATCH_BYTES_MAX:
-            batch = self._next_batch(way, batch)
-        batch.records.append(record)
-        batch.waiting.append((plain, record, detail, client))
-        batch.body_bytes += body_bytes
+        self._turn.add((topic, chosen[0], json_values, acks), record, (plain, record, detail, client), len(body))
         return True
-
-    def _next_batch(self, way: _Way, full: _Batch | None) -> _Batch:
-        """A batch for those that go this way; the one before is full, if there was one in this turn."""
-        batches = self._batches
-        if not batches:
-            self._loop.call_soon(self._end_turn)  # behind all that has arrived: the loop reads every socket before
-        if full is not None and (begun := self._begin(way, full)) is not None:
-            self._await(full, begun)
-        batches[way] = batch = _Batch()
-        return batch
-
-    def _end_turn(self) -> None:
-        if self._producer.when_gathered(self._end_turn):
-            return  # more records may come for the same batches
-        batches, self._batches = self._batches, {}
-        all_begun: list[tuple[_Batch, Begun]] = []
-        self._producer.hold_writes()
-        try:
-            for way, batch in batches.items():
-                if (begun := self._begin(way, batch)) is not None:
-                    all_begun.append((batch, begun))
-        finally:
-            caller_count = sum([len(batch.waiting) for batch, _ in all_begun])
-            self._producer.write_held(partial(self._make_answers, all_begun), caller_count=caller_count)
-        for batch, begun in all_begun:
-            _once_done(begun.outcome, partial(self._answer, batch, begun))
-
-    def _begin(self, way: _Way, batch: _Batch) -> Begun | None:
-        """None: it is refused, and its requests are given back."""
-        topic, partition, json_values, acks = way
-        try:
-            return self._producer.begin(topic, batch.records, partition=partition, json_values=json_values, acks=acks)
-        except Exception:  # nothing was stored; see `take`
-            self._give_back(batch.waiting)
-            return None
-
-    def _await(self, batch: _Batch, begun: Begun) -> None:
-        begun.outcome.add_done_callback(partial(self._answer, batch, begun))
 
     def _give_back(self, waiting: Sequence[_Waiting]) -> None:
         for _, _, _, client in waiting:
@@ -356,7 +288,7 @@ class FastPath:
             receipt = new(Receipt, (partition, own_offset, time_ms, None, None, reached, False))
             yield text_of(plain, template, answer(plain.asked, record, detail, receipt))
 
-    def _answer(self, batch: _Batch, begun: Begun, _: asyncio.Future[list[Appended]]) -> None:
+    def _answer(self, batch: _Batch, begun: Begun) -> None:
         try:
             offset, reached = self._producer.finish(begun)
         except (Exception, asyncio.CancelledError) as error:
@@ -430,7 +362,7 @@ class FastPath:
         all_begun, self._begun = self._begun, []
         self._producer.write_held()
         for one in all_begun:
-            _once_done(one[2].outcome, partial(self._answer_batch, one))
+            once_done(one[2].outcome, partial(self._answer_batch, one))
 
     def _answer_batch(self, begun_batch: _BegunBatch, _: asyncio.Future[list[Appended]]) -> None:
         plain, form, begun, client, started_s = begun_batch
@@ -506,11 +438,10 @@ class FastPath:
 
     def _failed(self, plain: Plain, error: BaseException, client: Client, started_s: float) -> None:
         """Answer a request of which the append failed, or leave it to the normal path, which begins it again."""
-        is_early = perf_counter() - started_s < WAITED_S
-        if not isinstance(error, AnswerLost | BrokerUnreachable) or (isinstance(error, BrokerUnreachable) and is_early):
-            self._loop.call_soon(client.reply, None)
-        else:
+        if isinstance(error, StoreError) and is_to_be_told(error, started_s):
             self._refuse(plain, error, client, started_s)
+        else:
+            self._loop.call_soon(client.reply, None)
 
     def _refuse(self, plain: Plain, error: StoreError, client: Client, started_s: float) -> None:
         request_id = self._request_ids.new() if plain.request_id is None else plain.request_id
@@ -599,16 +530,6 @@ async def _released(allowance: Allowance, client: Client) -> None:
 def _unnamed(head: bytes) -> bytes:
     """Answers that begin so, but for id and body."""
     return _UNNAMED % (head, rfc822_formatted_time().encode())
-
-
-def _once_done(
-    outcome: asyncio.Future[list[Appended]], answer: Callable[[asyncio.Future[list[Appended]]], None]
-) -> None:
-    """Call `answer`, now if it can be: two turns of the event loop sooner than by a callback."""
-    if outcome.done():
-        answer(outcome)
-    else:
-        outcome.add_done_callback(answer)
 
 
 def _answer_of(plain: Plain) -> Callable[[Asked, ProduceRecord, Any, Receipt], bytes]:

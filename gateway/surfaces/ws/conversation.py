@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import NoReturn, assert_never
 
@@ -37,11 +37,12 @@ from gateway.surfaces.ws.outbox import Closing, Outbox
 from gateway.surfaces.ws.protocol import CloseCode
 from gateway.surfaces.ws.queue import Queue
 from gateway.surfaces.ws.rights import Rights
-from gateway.surfaces.ws.sends import records_in_steps, send
+from gateway.surfaces.ws.sends import records_in_steps
 from gateway.surfaces.ws.session import REFUSALS, Refusal, Session, already_subscribed
 from gateway.surfaces.ws.sessions import Sessions
 from gateway.surfaces.ws.settling import answered, check_settles, settle
 from gateway.surfaces.ws.stream import Stream
+from gateway.surfaces.ws.turn_sends import TurnSends
 
 log = logging.getLogger(__name__)
 
@@ -83,6 +84,9 @@ class Conversation:
         self._elsewhere = elsewhere
         self._start_task = start_task
         self.in_flight = InFlight(start_task)
+        self._sends = TurnSends(
+            gateway.producer, sessions.turn_batches, self.in_flight, outbox, start_task, self._answer_later
+        )
         self.session = sessions.open(rights.access, close, address)
         self.session.attach(outbox, close)
         self._is_first = True
@@ -252,7 +256,7 @@ class Conversation:
         await self._outbox.put(protocol.error_push(answer) if id_ is None else protocol.refusal(id_, answer))
 
     async def _answer_later(
-        self, id_: int | None, work: Coroutine[object, object, dict[str, object]], *, is_wanted: bool = True
+        self, id_: int | None, work: Awaitable[dict[str, object]], *, is_wanted: bool = True
     ) -> None:
         """Answer with what comes out of `work`, if that `is_wanted`, or with what refused it. When its group has gone
         to another node, nothing was done: the socket closes as when the server stops, and the client, which comes back,
@@ -379,8 +383,7 @@ class Conversation:
         identity = None
         if command.idempotency_key is not None:
             identity = command_identity(self._rights.access.principal, topic.topic_id, command.idempotency_key)
-        sending = send(self._gateway.producer, command, sent, identity)
-        await self.in_flight.start(self._answer_later(command.id, sending, is_wanted=command.ack), size_bytes)
+        await self._sends.begin(command, topic, sent, identity, size_bytes)
 
     async def _settle(self, command: commands.Settle, size_bytes: int) -> None:
         subscription = check_settles(command, self.session.subscription(command.sub))

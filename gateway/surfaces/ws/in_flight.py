@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any, Protocol
 
 WORK_BYTES_MAX = 16 * 1024 * 1024
 """Of the frames of one socket's unanswered commands; a larger frame is taken when it is alone."""
 
 WORK_COUNT_MAX = 1024
-"""Unanswered commands of one socket: each is a task, or a future at least."""
+"""Unanswered commands of one socket: each is a task, or a future or a record at least."""
 
 
 class StartTask(Protocol):
@@ -29,12 +30,12 @@ class InFlight:
 
     def __init__(self, start_task: StartTask) -> None:
         self._start_task = start_task
-        self._sizes: dict[asyncio.Future[Any], int] = {}
+        self._count = 0
         self._bytes = 0
         self._one_done: asyncio.Event | None = None  # of those who wait
 
     def __len__(self) -> int:
-        return len(self._sizes)
+        return self._count
 
     async def start(self, work: Coroutine[object, object, None], size_bytes: int) -> None:
         """Begin; waits first while too much is unanswered."""
@@ -47,18 +48,30 @@ class InFlight:
 
     async def room(self, size_bytes: int) -> None:
         """Wait while too much is unanswered."""
-        while self._sizes and (len(self) >= WORK_COUNT_MAX or self._bytes + size_bytes > WORK_BYTES_MAX):
+        while self._count and (self._count >= WORK_COUNT_MAX or self._bytes + size_bytes > WORK_BYTES_MAX):
             await self._next_done()
 
     def hold(self, work: asyncio.Future[Any], size_bytes: int) -> None:
         """Count what has begun until it is done."""
-        self._sizes[work] = size_bytes
+        self.begun(size_bytes)
+        work.add_done_callback(partial(self._done, size_bytes))
+
+    def begun(self, size_bytes: int) -> None:
+        """Count what has begun until `ended` is called for it."""
+        self._count += 1
         self._bytes += size_bytes
-        work.add_done_callback(self._done)
+
+    def ended(self, size_bytes: int) -> None:
+        """It is answered."""
+        self._count -= 1
+        self._bytes -= size_bytes
+        if self._one_done is not None:
+            self._one_done.set()
+            self._one_done = None
 
     async def settled(self) -> None:
         """Wait until everything is answered."""
-        while self._sizes:
+        while self._count:
             await self._next_done()
 
     async def _next_done(self) -> None:
@@ -66,8 +79,5 @@ class InFlight:
             self._one_done = asyncio.Event()
         await self._one_done.wait()
 
-    def _done(self, work: asyncio.Future[Any]) -> None:
-        self._bytes -= self._sizes.pop(work)
-        if self._one_done is not None:
-            self._one_done.set()
-            self._one_done = None
+    def _done(self, size_bytes: int, _: asyncio.Future[Any]) -> None:
+        self.ended(size_bytes)

@@ -27,6 +27,7 @@ from gateway.surfaces.ws.frame_cache import FrameCache
 from gateway.surfaces.ws.heartbeats import Heartbeats
 from gateway.surfaces.ws.protocol import CloseCode
 from gateway.surfaces.ws.session import Session
+from gateway.surfaces.ws.turn_sends import turn_batches
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +72,9 @@ class Sessions:
         self._sources = Sources(partitions, LightReader(routes), gateway.light_rendering, gateway.stats)
         self._held: dict[str, _Held] = {}
         self._waiting: dict[str, _Held] = {}  # the longest first
+        self.turn_batches = turn_batches(gateway.producer)
+        """Of what sockets send."""
+
         self.heartbeats = Heartbeats(gateway.config.ws_ping_ms / 1000)
         """Of the sockets."""
 

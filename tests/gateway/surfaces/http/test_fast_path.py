@@ -18,18 +18,19 @@ import pytest
 from aiohttp.base_protocol import BaseProtocol
 from aiohttp.http_parser import HttpRequestParser, RawRequestMessage
 
+from gateway.api import turn_batches
 from gateway.api.producer import Begun, Producer
+from gateway.api.turn_batches import BATCH_BYTES_MAX, BATCH_RECORDS_MAX
 from gateway.brokers.base import AnswerLost, BrokerUnreachable, PartlyStored
 from gateway.codec.records import ProduceRecord
 from gateway.main.listener import fast_path_of
 from gateway.main.tls import ServerTls
 from gateway.routing import holding
 from gateway.settings.tls import TlsConfig
-from gateway.surfaces.http import fast_path
 from gateway.surfaces.http.answers import RequestIds
 from gateway.surfaces.http.connection import Client, Connection
 from gateway.surfaces.http.context import Gateway
-from gateway.surfaces.http.fast_path import BATCH_BYTES_MAX, BATCH_RECORDS_MAX, FastPath, Plain
+from gateway.surfaces.http.fast_path import FastPath, Plain
 from gateway.surfaces.http.plain import BODY_BYTES_MAX
 from loadtest.certificates import write_certificate
 from store import turns
@@ -554,7 +555,7 @@ async def test_rights_are_asked_for_every_request(taken: list[bytes]) -> None:
 
 
 async def test_records_that_arrive_together_are_one_batch_a_partition(slow: Slow) -> None:
-    """Keyless ones go to one partition; a bad one is refused alone (F1, F3)."""
+    """Keyless ones go to one partition; a bad one is refused alone (turn_batches: B1, B3)."""
     gateway, _, held = slow
     async with served(gateway) as port:
         made = [await warmed(port) for _ in range(6)]
@@ -609,7 +610,7 @@ async def test_what_another_node_may_have_stored_or_was_waited_for_is_not_sent_a
 ) -> None:
     """A batch of records, and a raw batch: each request is told what the ordinary way would tell of such an error."""
     gateway, broker, held = slow
-    monkeypatch.setattr(fast_path, "WAITED_S", 0.0)
+    monkeypatch.setattr(turn_batches, "WAITED_S", 0.0)
     sent = [[request()] * 3, [request(BATCH, content_type=BATCH_TYPE)]]
     async with served(gateway) as port:
         made = [await warmed(port) for _ in range(3)]

@@ -245,12 +245,16 @@ async def test_a_frame_that_is_no_command_ends_the_conversation() -> None:
         assert (await talk.hear())["op"] == "error"
 
 
-async def test_produces_share_their_wait_and_keep_their_order() -> None:
+@pytest.mark.parametrize("by_itself", [True, False])
+async def test_produces_share_their_wait_and_keep_their_order(by_itself: bool) -> None:
     async with talking({"orders": 1}) as talk:
         talk.broker.hold = asyncio.Event()
         for n in range(20):
-            await talk.say({"id": n, "op": "produce", "topic": "orders", "records": [{"value": n}]})
-        await until(lambda: talk.broker.append_count == 20)  # all are with the store before any is answered
+            key = {"idempotency_key": str(n)} if by_itself else {}
+            await talk.say({"id": n, "op": "produce", "topic": "orders", "records": [{"value": n}], **key})
+        # All are with the store before any is answered.
+        await until(lambda: talk.broker.append_count == (20 if by_itself else 1))
+        assert sum(append.record_count for append in talk.broker.appends) == 20
         await talk.quiet()
         talk.broker.hold.set()
         answers = [await talk.hear() for _ in range(20)]
