@@ -8,7 +8,7 @@ Invariants
     B2  a batch has BATCH_RECORDS_MAX records and BATCH_BYTES_MAX bytes at most; the next record begins another
     B3  records without a key of one turn and topic go to one partition, as those of one request do; where the next
         sync waits for more senders, those turns count as one
-    B4  records of one way are stored in the order they came; of two ways, if `end` was called in between
+    B4  records of one way are stored in the order they came, those of two ways if `end` was called in between
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 from time import perf_counter
-from typing import Generic, TypeVar
+from typing import Generic, TypeGuard, TypeVar
 
 from gateway.api.producer import Begun, Producer
 from gateway.brokers.base import AnswerLost, BrokerUnreachable
 from gateway.codec.records import ProduceRecord
+from store.errors import StoreError
 from store.limits import KiB
 from store.types import Acks, Appended
 
@@ -42,12 +43,12 @@ Waiting = TypeVar("Waiting")
 class TurnBatch(Generic[Waiting]):
     """Records of one turn that go one way, and who waits for each."""
 
-    __slots__ = ("answers", "body_bytes", "records", "started_s", "waiting")
+    __slots__ = ("answers", "records", "size_bytes", "started_s", "waiting")
 
     def __init__(self) -> None:
         self.records: list[ProduceRecord] = []
         self.waiting: list[Waiting] = []
-        self.body_bytes = 0
+        self.size_bytes = 0
         self.answers: tuple[int, list[bytes]] | None = None  # made ahead, if the first record gets this offset
         self.started_s = perf_counter()  # the others have come in the same turn
 
@@ -76,11 +77,11 @@ class TurnBatches(Generic[Waiting]):
     def add(self, way: Way, record: ProduceRecord, waiting: Waiting, size_bytes: int) -> None:
         """A record, as `Producer.batch_partition` has found its way."""
         batch = self._batches.get(way)
-        if batch is None or len(batch.records) >= BATCH_RECORDS_MAX or batch.body_bytes + size_bytes > BATCH_BYTES_MAX:
+        if batch is None or len(batch.records) >= BATCH_RECORDS_MAX or batch.size_bytes + size_bytes > BATCH_BYTES_MAX:
             batch = self._next(way, batch)
         batch.records.append(record)
         batch.waiting.append(waiting)
-        batch.body_bytes += size_bytes
+        batch.size_bytes += size_bytes
 
     def end(self) -> None:
         """Begin all batches there are."""
@@ -139,7 +140,7 @@ def once_done(
         outcome.add_done_callback(answer)
 
 
-def is_to_be_told(error: BaseException, started_s: float) -> bool:
+def is_to_be_told(error: BaseException, started_s: float) -> TypeGuard[StoreError]:
     """Whether an append's error is the answer. Else each record of it may be sent by itself: the same error is met
     again, or another broker found. What may be stored at another node would be stored twice, and a broker that could
     not be reached for WAITED_S is not waited for again."""

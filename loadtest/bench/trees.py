@@ -55,8 +55,8 @@ ROUNDS = 12
 RUN_S = 1.5
 WARM_UP_S = 0.3
 CONNECTIONS = 16
-SAID_UNANSWERED = 64
-SAID_TOPICS = 10
+SOCKET_UNANSWERED = 64
+SOCKET_TOPICS = 10
 QUEUED = 20_000
 """Records that queue mode gives out in a run, from the beginning of the topic: each run is a group of its own."""
 
@@ -162,8 +162,8 @@ def workloads(client: LoadClient) -> Mapping[str, Work]:
         await make_topics(tree.server.url, f"made-{next(groups)}", MADE, MAKING)
         return float(MADE)
 
-    def said(topics: int, sockets: int, acks: str) -> Work:
-        """Produces of one record over sockets, SAID_UNANSWERED in all unanswered at any time, to so many topics."""
+    def by_socket(topics: int, sockets: int, acks: str) -> Work:
+        """Produces of one record over sockets, SOCKET_UNANSWERED in all unanswered at any time, to so many topics."""
         command = {"op": "produce", "records": [{"value": "x" * STRING_CHARS}], "acks": acks}
 
         async def run(tree: Tree, duration_s: float) -> float:
@@ -178,9 +178,9 @@ def workloads(client: LoadClient) -> Mapping[str, Work]:
         async def one(socket: aiohttp.ClientWebSocketResponse, until_s: float) -> float:
             sent = answered = 0
             while answered < sent or not sent:
-                while sent - answered < SAID_UNANSWERED // sockets and (not sent or time.monotonic() < until_s):
+                while sent - answered < SOCKET_UNANSWERED // sockets and (not sent or time.monotonic() < until_s):
                     sent += 1
-                    await socket.send_json({"id": sent, "topic": f"said-{sent % topics}", **command}, dumps=_text)
+                    await socket.send_json({"id": sent, "topic": f"socket-{sent % topics}", **command}, dumps=_text)
                 if not orjson.loads(await socket.receive_str())["ok"]:
                     raise RunFailed("a produce was refused")
                 answered += 1
@@ -297,11 +297,11 @@ def workloads(client: LoadClient) -> Mapping[str, Work]:
     return {
         "POST, one record, durable": load(1, Request("POST", "/topics/sent", sent, one)),
         "POST, one record, written": load(1, Request("POST", "/topics/sent?acks=written", sent, one)),
-        "socket, one record, durable": said(1, 1, "flushed"),
-        "socket, one record, written": said(1, 1, "written"),
-        "socket, one record, ten topics, durable": said(SAID_TOPICS, 1, "flushed"),
-        "socket, one record, ten topics, written": said(SAID_TOPICS, 1, "written"),
-        "16 sockets, one record, ten topics, durable": said(SAID_TOPICS, CONNECTIONS, "flushed"),
+        "socket, one record, durable": by_socket(1, 1, "flushed"),
+        "socket, one record, written": by_socket(1, 1, "written"),
+        "socket, one record, ten topics, durable": by_socket(SOCKET_TOPICS, 1, "flushed"),
+        "socket, one record, ten topics, written": by_socket(SOCKET_TOPICS, 1, "written"),
+        "16 sockets, one record, ten topics, durable": by_socket(SOCKET_TOPICS, CONNECTIONS, "flushed"),
         "POST, 1,000 JSON records": load(RECORDS_PER_BATCH, Request("POST", "/topics/sent", sent, batch)),
         "POST, 1,000 JSON records, 32 connections": load(
             RECORDS_PER_BATCH, Request("POST", "/topics/sent", sent, batch), 32
@@ -390,8 +390,8 @@ async def measured(
             session.put(f"{tree.server.url}/mq/v1/topics/sent", json={"partitions": 4}) as answer,
         ):
             answer.raise_for_status()
-        for number in range(SAID_TOPICS):
-            await make_topic(tree, f"said-{number}")
+        for number in range(SOCKET_TOPICS):
+            await make_topic(tree, f"socket-{number}")
         if any(name.startswith(KAFKA) for name in chosen):
             await _fill_for_kafka(tree)
     idle_share = idle_kernel_cpu_share()

@@ -438,7 +438,7 @@ class FastPath:
 
     def _failed(self, plain: Plain, error: BaseException, client: Client, started_s: float) -> None:
         """Answer a request of which the append failed, or leave it to the normal path, which begins it again."""
-        if isinstance(error, StoreError) and is_to_be_told(error, started_s):
+        if is_to_be_told(error, started_s):
             self._refuse(plain, error, client, started_s)
         else:
             self._loop.call_soon(client.reply, None)

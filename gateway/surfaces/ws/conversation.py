@@ -82,11 +82,8 @@ class Conversation:
         self._close = close
         self._frame_bytes_max = frame_bytes_max
         self._elsewhere = elsewhere
-        self._start_task = start_task
         self.in_flight = InFlight(start_task)
-        self._sends = TurnSends(
-            gateway.producer, sessions.turn_batches, self.in_flight, outbox, start_task, self._answer_later
-        )
+        self._sends = TurnSends(gateway.producer, sessions.turn_batches, self.in_flight, outbox, self._answer_later)
         self.session = sessions.open(rights.access, close, address)
         self.session.attach(outbox, close)
         self._is_first = True
@@ -406,11 +403,7 @@ class Conversation:
                 return
             if self._outbox.send_at_once(protocol.reply(id_, answered(acking.result()))):
                 return
-        work = self._answer_acked(id_, acking)
-        try:
-            self.in_flight.hold(self._start_task(work), size_bytes)
-        except RuntimeError:  # the socket ends
-            work.close()
+        self.in_flight.start_now(self._answer_acked(id_, acking), size_bytes)
 
     async def _answer_acked(self, id_: int | None, acking: asyncio.Future[Sequence[Settled]]) -> None:
         await self._answer_later(id_, _answered(acking))

@@ -14,7 +14,7 @@ WORK_BYTES_MAX = 16 * 1024 * 1024
 """Of the frames of one socket's unanswered commands; a larger frame is taken when it is alone."""
 
 WORK_COUNT_MAX = 1024
-"""Unanswered commands of one socket: each is a task, or a future or a record at least."""
+"""Unanswered commands of one socket: each is a task, a future, or a record in a batch."""
 
 
 class StartTask(Protocol):
@@ -44,7 +44,17 @@ class InFlight:
         except BaseException:
             work.close()
             raise
-        self.hold(self._start_task(work), size_bytes)
+        self.start_now(work, size_bytes)
+
+    def start_now(self, work: Coroutine[object, object, None], size_bytes: int) -> asyncio.Task[None] | None:
+        """Begin at once. None, and nothing begins, when the socket ends."""
+        try:
+            task = self._start_task(work)
+        except RuntimeError:
+            work.close()
+            return None
+        self.hold(task, size_bytes)
+        return task
 
     async def room(self, size_bytes: int) -> None:
         """Wait while too much is unanswered."""

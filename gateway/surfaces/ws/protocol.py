@@ -25,7 +25,6 @@ import orjson
 
 from gateway.codec import cursors
 from gateway.errors import CURSOR_ILLEGAL, STALE_GENERATION, RequestError, bad_request
-from store.types import Acks
 
 SUBPROTOCOL = "mq.v1.json"
 
@@ -47,9 +46,7 @@ NOT_OWNER = STALE_GENERATION
 EPOCH_CHANGED = 40953
 TOO_MANY = 42950
 
-
 _STORED = b'{"id":%d,"ok":true,"acks":"%b","offsets":[{"partition":%d,"offset":%d}]}'
-_NAMES_OF_ACKS = {level: level.name.lower().encode() for level in Acks}
 
 
 class CloseCode(IntEnum):
@@ -109,9 +106,10 @@ def reply(id_: int, fields: Mapping[str, object]) -> bytes:
     return orjson.dumps({"id": id_, "ok": True, **fields})
 
 
-def stored_reply(id_: int, acks: Acks, partition: int, offset: int) -> bytes:
-    """`reply` to a produce of one record, as the fields of `sends.send` give it, in a quarter of the time."""
-    return _STORED % (id_, _NAMES_OF_ACKS[acks], partition, offset)
+def stored_reply(id_: int, level: bytes, partition: int, offset: int) -> bytes:
+    """`reply` to a produce of one record, with the fields that `sends.send` gives, as text. `level`: the name of the
+    one that was reached."""
+    return _STORED % (id_, level, partition, offset)
 
 
 def refusal(id_: int, error: RequestError) -> bytes:

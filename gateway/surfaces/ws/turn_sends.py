@@ -5,8 +5,9 @@ same turn of the event loop (gateway/api/turn_batches.py), and is answered witho
 itself, and so is one whose batch was refused or failed.
 
 Invariants
-    T1  the records of a socket reach the store in the order they came, whichever way they take: what is in a batch of
-        this turn begins before anything that takes a task, and nothing joins a batch while such a task is under way
+    T1  the records of a socket to one topic reach the store in the order they came, whichever way they take: what is
+        in a batch of this turn begins before anything that takes a task, and nothing joins a batch while such a task
+        is under way. One that is refused or fails first, and then sent by itself, may come behind later ones
     T2  each command counts as in flight until its answer is out
 """
 
@@ -22,17 +23,16 @@ from gateway.api.turn_batches import TurnBatch, TurnBatches, Way, is_to_be_told
 from gateway.api.turns import COUNTED_BYTES
 from gateway.routing.base import TopicView
 from gateway.surfaces.ws.commands import Produce
-from gateway.surfaces.ws.in_flight import InFlight, StartTask
+from gateway.surfaces.ws.in_flight import InFlight
 from gateway.surfaces.ws.outbox import Outbox
 from gateway.surfaces.ws.protocol import stored_reply
 from gateway.surfaces.ws.sends import Records, send
-from store.types import Acks
 
 log = logging.getLogger(__name__)
 
 
 class AnswerLater(Protocol):
-    """`Conversation.answer_later`."""
+    """`Conversation._answer_later`."""
 
     def __call__(
         self, id_: int | None, work: Awaitable[dict[str, object]], *, is_wanted: bool = True
@@ -54,9 +54,10 @@ def turn_batches(producer: Producer) -> TurnBatches[Waiting]:
         except (Exception, asyncio.CancelledError) as error:
             give_back(batch.waiting, error if is_to_be_told(error, batch.started_s) else None)
             return
+        level = reached.name.lower().encode()
         for own_offset, (sends, command, _, size_bytes) in enumerate(batch.waiting, offset):
             try:
-                sends.stored(command, size_bytes, reached, begun.partition, own_offset)
+                sends.stored(command, size_bytes, level, begun.partition, own_offset)
             except Exception:  # of one socket; the others wait for their answers
                 log.exception("a socket was not answered")
 
@@ -76,14 +77,12 @@ class TurnSends:
         turn: TurnBatches[Waiting],
         in_flight: InFlight,
         outbox: Outbox,
-        start_task: StartTask,
         answer_later: AnswerLater,
     ) -> None:
         self._producer = producer
         self._turn = turn
         self._in_flight = in_flight
         self._outbox = outbox
-        self._start_task = start_task
         self._answer_later = answer_later
         self._task_count = 0  # produces that take a task, under way
         self._number = -1  # of the turn that `_ways` are of
@@ -109,23 +108,23 @@ class TurnSends:
         if is_waiting and (way is None or self._task_count or self._ways.get(command.topic, way) != way):
             self._turn.end()
         if way is None or self._task_count:
-            self._start(self._send(command, sent, identity), size_bytes)
+            self._send(command, sent, identity, size_bytes)
         else:
             assert isinstance(sent, Records)
             self._join(way, command, sent, size_bytes)
 
-    def stored(self, command: Produce, size_bytes: int, reached: Acks, partition: int, offset: int) -> None:
-        """The record of a command is stored there."""
+    def stored(self, command: Produce, size_bytes: int, level: bytes, partition: int, offset: int) -> None:
+        """The record of a command is stored there, at the level of this name."""
         if command.ack and command.id is not None:
-            frame = stored_reply(command.id, reached, partition, offset)
+            frame = stored_reply(command.id, level, partition, offset)
             if not self._outbox.send_at_once(frame):
-                self._start_unless_over(self._outbox.put(frame), size_bytes)
+                self._in_flight.start_now(self._outbox.put(frame), size_bytes)
         self._in_flight.ended(size_bytes)
 
     def failed(self, command: Produce, sent: Records, size_bytes: int, error: BaseException | None) -> None:
         """The batch with a command's record failed, or did not begin. `error` None: the record may be sent by itself;
         else that is the answer."""
-        self._start_unless_over(self._send(command, sent, None, error), size_bytes)
+        self._send(command, sent, None, size_bytes, error)
         self._in_flight.ended(size_bytes)
 
     def _join(self, way: Way, command: Produce, sent: Records, size_bytes: int) -> None:
@@ -137,27 +136,24 @@ class TurnSends:
         self._in_flight.begun(size_bytes)
         turn.add(way, sent.records[0], (self, command, sent, size_bytes), size_bytes)
 
-    async def _send(
+    def _send(
         self,
         command: Produce,
         sent: Records | bytes,
         identity: RequestIdentity | None,
+        size_bytes: int,
         error: BaseException | None = None,
     ) -> None:
-        work = send(self._producer, command, sent, identity) if error is None else _raised(error)
-        await self._answer_later(command.id, work, is_wanted=command.ack)
+        """By a task: store what a command sends, or answer with the error."""
 
-    def _start_unless_over(self, work: Coroutine[object, object, None], size_bytes: int) -> None:
-        try:
-            self._start(work, size_bytes)
-        except RuntimeError:  # the socket ends
-            work.close()
+        async def send_and_answer() -> None:
+            work = send(self._producer, command, sent, identity) if error is None else _raised(error)
+            await self._answer_later(command.id, work, is_wanted=command.ack)
 
-    def _start(self, work: Coroutine[object, object, None], size_bytes: int) -> None:
-        task = self._start_task(work)
-        self._task_count += 1
-        task.add_done_callback(self._task_done)
-        self._in_flight.hold(task, size_bytes)
+        task = self._in_flight.start_now(send_and_answer(), size_bytes)
+        if task is not None:
+            self._task_count += 1
+            task.add_done_callback(self._task_done)
 
     def _task_done(self, _: asyncio.Task[None]) -> None:
         self._task_count -= 1

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from gateway.api import turn_batches
 from gateway.api.producer import Producer, Receipt
 from gateway.api.render import receipt_as_json
+from gateway.api.shapes.commands import ID_MAX
 from gateway.api.turns import COUNTED_BYTES
 from gateway.brokers.base import AnswerLost, BrokerUnreachable
 from gateway.surfaces.ws.protocol import CloseCode, reply, stored_reply
@@ -33,13 +34,11 @@ def values_of(talk: Talk, partition: int) -> list[bytes | None]:
     return [record.value for entry in talk.broker.entries[queue] for record in record_batch.decode(entry.batch)]
 
 
-@given(
-    st.integers(0, 2**53 - 1), st.sampled_from(Acks), st.integers(0, 10_000), st.integers(0, 2**62)
-)  # ids: `parse.command_id`
+@given(st.integers(0, ID_MAX), st.sampled_from(Acks), st.integers(0, 10_000), st.integers(0, 2**62))
 def test_the_answer_is_that_of_all_other_produces(id_: int, acks: Acks, partition: int, offset: int) -> None:
     receipt = receipt_as_json(Receipt(partition, offset, 0, None, None, acks))
     fields = {"acks": acks.name.lower(), "offsets": [receipt]}
-    assert stored_reply(id_, acks, partition, offset) == reply(id_, fields)
+    assert stored_reply(id_, acks.name.lower().encode(), partition, offset) == reply(id_, fields)
 
 
 async def test_records_of_one_turn_are_one_batch_whichever_socket_sends_them() -> None:
