@@ -107,6 +107,13 @@ class Accepting:
             unscheduled[second_s] = unscheduled.get(second_s, 0) + count
         self._accepting_count += new_count
 
+    def forget_met(self) -> None:
+        """Let go of what is held for records until intake has met them. Also senders do so, but of the last ones before
+        a pause it would be held until the next: small objects among what large requests leave, which keep the memory
+        around them."""
+        self._keys.forget_met()
+        self._forget_scheduled()
+
     def _forget_scheduled(self) -> None:
         entries = self._unscheduled_entries
         while entries and entries[0][0] <= self._state.queue_offset:

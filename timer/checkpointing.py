@@ -19,6 +19,7 @@ from typing import Any
 from store.files import OUT_OF_HANDLES
 from store.topics import TIMER_QUEUE
 from store.uncancelled import to_its_end
+from store.waits import is_set_within
 from timer.checkpoint import Checkpoint, CheckpointFile
 from timer.pending_file import PendingFile
 from timer.ports import RunBlocking
@@ -57,15 +58,14 @@ class Checkpointing:
         await self._find_needed()
 
     async def run(self) -> None:
-        """Write a checkpoint now and then, until cancelled."""
-        config = self._state.config
-        expire_in_ms = config.expire_interval_ms
+        """Write a checkpoint now and then, and when many keys wait for one, until cancelled."""
+        config, now_s = self._state.config, asyncio.get_running_loop().time
+        expire_at_s = now_s() + config.expire_interval_ms / 1000
         while True:
-            await asyncio.sleep(config.checkpoint_interval_ms / 1000)
+            await is_set_within(self._state.key_rows.are_many, config.checkpoint_interval_ms / 1000)
             await self.checkpoint()
-            expire_in_ms -= config.checkpoint_interval_ms
-            if expire_in_ms <= 0:
-                expire_in_ms = config.expire_interval_ms
+            if now_s() >= expire_at_s:
+                expire_at_s = now_s() + config.expire_interval_ms / 1000
                 await self.expire()
 
     async def end(self) -> None:

@@ -34,7 +34,8 @@ class TimerConfig:
     """Schedules that may be due in one second: what is to be delivered as fast as the disk takes it."""
 
     checkpoint_interval_ms: int = 1000
-    """How often accepted schedules are made part of the timer's own files: what a restart after a crash repeats."""
+    """How often accepted schedules are made part of the timer's own files: what a restart after a crash repeats. Sooner
+    after 16,384 schedule keys."""
 
     expire_interval_ms: int = 600_000
     """How often timer-log files that no pending schedule needs are looked for and removed."""

@@ -13,7 +13,7 @@ Invariants
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from store.limits import MiB
 from store.topics import TIMER_QUEUE
@@ -48,8 +48,10 @@ TURN_UNITS_MAX = 4096
 class Intake:
     """Hangs accepted schedules into the wheel, in the order of acceptance."""
 
-    def __init__(self, state: TimerState) -> None:
+    def __init__(self, state: TimerState, when_idle: Callable[[], None]) -> None:
+        """`when_idle` is called when all that was accepted has been met, and then twice a second."""
         self._state = state
+        self._when_idle = when_idle
 
     async def run(self) -> None:
         """Hang in what comes, until cancelled."""
@@ -58,6 +60,7 @@ class Intake:
             if await self.step():
                 await state.log.yield_to_loop()
             elif self.may_go_on():
+                self._when_idle()
                 await state.log.wait_for(TIMER_QUEUE, state.queue_offset, _WAIT_MS)
             else:
                 state.room.clear()

@@ -5,10 +5,14 @@ meet ──> met ──(take)──> being committed ──(committed)──> in
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Mapping
 
 from store.types import Source
 from timer.ports import KeyIndex, KeyRow, RunBlocking, TopicKey
+
+ROWS_BEFORE_COMMIT = 16_384
+"""So many rows ask for a checkpoint before its time: of a second they could be 60,000, at 400 bytes each."""
 
 
 class KeyRows:
@@ -20,6 +24,8 @@ class KeyRows:
         self._met: dict[TopicKey, KeyRow] = {}
         self._committing: dict[TopicKey, KeyRow] = {}
         self._commit_count = 0
+        self.are_many = asyncio.Event()
+        """Set while there are many rows to take."""
 
     @property
     def is_used(self) -> bool:
@@ -29,6 +35,8 @@ class KeyRows:
     def meet(self, key: TopicKey, source: Source, slot_s: int) -> None:
         """A copy is in the wheel: its key leads to it."""
         self._met[key] = KeyRow(source, slot_s)
+        if len(self._met) == ROWS_BEFORE_COMMIT:
+            self.are_many.set()
 
     async def find(self, keys: Collection[TopicKey]) -> dict[TopicKey, Source]:
         """Where keys lead, as intake has met it. Raises OSError."""
@@ -52,6 +60,7 @@ class KeyRows:
         """The rows to commit next, which count meanwhile; again with those of a commit that failed."""
         self._committing = {**self._committing, **self._met} if self._committing else self._met
         self._met = {}
+        self.are_many.clear()
         return self._committing
 
     def commit(self, rows: Mapping[TopicKey, KeyRow], queue_offset: int, before_s: int | None) -> None:

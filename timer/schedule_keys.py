@@ -62,7 +62,7 @@ class ScheduleKeys:
         """Take the keys of an append's records, None for those without: all of them, or none. Raises ScheduleKeyTaken,
         TimerBusy while what was there at the start is not met yet, Corrupt, OSError."""
         await self._state.caught_up(self._state.queue_end_at_start)
-        self._forget_met()
+        self.forget_met()
         taken: dict[int, ScheduleId | None] = {}
         wanted: dict[TopicKey, int] = {}
         for index, key in enumerate(keys):
@@ -121,7 +121,8 @@ class ScheduleKeys:
             last = source
         raise TimerBusy("the schedule is being copied all the time; try again")
 
-    def _forget_met(self) -> None:
+    def forget_met(self) -> None:
+        """Let go of claims whose records intake has met."""
         while self._stored and self._stored[0][0] <= self._state.queue_offset:
             self._claimed.difference_update(heapq.heappop(self._stored)[1])
 

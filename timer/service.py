@@ -163,7 +163,7 @@ class TimerService:
         )
         self._keys = ScheduleKeys(state)
         self._accepting = Accepting(state, self._keys)
-        self._intake = Intake(state)
+        self._intake = Intake(state, self._accepting.forget_met)
         self._prefetch = Prefetch(state)
         self._firing = Firing(state, self._partitions)
         self._schedules = Schedules(state, self._partitions)

@@ -374,6 +374,7 @@ class Writer:
                 is_asked = is_last or any(call.acks is Acks.FLUSHED for call in group)
                 if group or is_asked:
                     await self._write(loop, group, is_asked=is_asked)
+                    group = []  # else its records stay in memory until the next one
                     if is_asked and (self._waiting or is_shared):  # one caller alone would wait in vain
                         await self._gather()
                 elif self._stopping:

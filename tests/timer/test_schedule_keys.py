@@ -16,6 +16,7 @@ from store.types import Acks, Append, Appended
 from tests.clock import START_MS, FakeClock
 from tests.simdisk import SimDisk
 from tests.timer.fakes import TARGET, FailOnce, FakeKeyIndex, FakeLog, keyed_append, make_timer, settle
+from tests.waiting import until
 from timer.changes import Standing
 from timer.errors import ScheduleKeyTaken, TooManySchedules
 from timer.schedule import ScheduleId
@@ -137,6 +138,31 @@ async def test_keys_of_an_entry_for_which_there_was_no_room_go_on_where_they_wer
     for number, key in enumerate(keys):
         if key is not None:
             assert await scene.named(key) == ScheduleId(START_MS + 5_000, appended.position, number)
+
+
+async def test_claims_are_let_go_when_their_records_are_met_also_if_nobody_sends_again(scene: Scene) -> None:
+    await scene.send((5_000, b"k"), (6_000, b"l"))
+    claimed = scene.timer._keys._claimed
+    assert len(claimed) == 2
+    running = asyncio.create_task(scene.timer.run())
+    await until(lambda: not claimed)
+    assert await refused(scene, (5_000, b"k"))
+    running.cancel()
+
+
+@pytest.mark.parametrize("count", [3, 4])
+async def test_so_many_rows_in_memory_ask_for_a_checkpoint(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("timer.key_rows.ROWS_BEFORE_COMMIT", 4)
+    scene = Scene()
+    await scene.start(checkpoint_interval_ms=3_600_000)
+    running = asyncio.create_task(scene.timer.run())
+    for number in range(count):
+        await scene.send((5_000, b"k%d" % number))
+    await until(lambda: not scene.timer.intake_lag_count)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert len(scene.index.rows) == (4 if count == 4 else 0)
+    running.cancel()
 
 
 async def test_within_one_append_a_key_goes_to_one_record(scene: Scene) -> None:

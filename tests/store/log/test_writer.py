@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
@@ -697,6 +699,25 @@ async def test_a_buffer_that_its_owner_uses_again_once_it_is_written_changes_not
         monkeypatch.setattr(CommitLog, "write", write_and_use_again)
         [answer] = await store.append([replace(append, batch=buffer)], acks=Acks.FLUSHED)
         assert store._tail[answer.position] == store._log.read_entry(answer.position)
+
+
+async def test_nothing_of_a_group_is_held_once_it_is_answered() -> None:
+    """The writer waits for work without the appends of its last group, which may be large."""
+
+    class Sources(list[Source]):
+        """May have weak references. Readers are given them packed."""
+
+    async with opened(SimDisk()) as store:
+        topic, _ = await store.create_topic("t", 1)
+        sources = Sources([Source(64, 0)])
+        is_held = weakref.ref(sources)
+        append = replace(append_of(QueueKey(topic.topic_id, 0), [b"v"]), sources=sources)
+        await store.append([append], acks=Acks.FLUSHED)
+        del append, sources
+        for _ in range(3):
+            await asyncio.sleep(0)
+        gc.collect()
+        assert is_held() is None
 
 
 @pytest.mark.parametrize("before_bytes", [0, 70_000, 200_000])
