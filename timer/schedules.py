@@ -211,7 +211,10 @@ class Schedules:
             if found is not None and found.standing in (Standing.PENDING, Standing.DELIVERED):
                 return found
             if self._copied_count == copied_count:  # else it may have been copied behind our back
-                if found is None and await self._was_delivered(schedule):
+                # Of a copy that was consumed before a crash, and met after it, there is no unit: the one before it says
+                # that it was copied.
+                is_copied = found is not None and found.standing in (Standing.ROLLED, Standing.MOVED)
+                if (found is None or is_copied) and await self._was_delivered(schedule):
                     return Found(Standing.DELIVERED)
                 return Found(Standing.UNKNOWN)
         raise TimerBusy("schedules are being copied all the time; try again")
@@ -573,7 +576,7 @@ class Schedules:
             return Found(self._state.standing_of(self._state.timer_log.read(position)), position)
 
     async def _was_delivered(self, schedule: ScheduleId) -> bool:
-        """Whether the log shows the delivery of a schedule that has no unit any more, near its due time."""
+        """Whether the log shows the delivery of a schedule whose last copy has no unit, near its due time."""
         delay = await self._accepted(schedule)
         if delay is None:
             return False

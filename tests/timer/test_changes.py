@@ -262,6 +262,31 @@ async def test_a_change_made_just_before_a_crash_holds(log: FakeLog, clock: Fake
             assert (await timer.cancel(schedule)).standing is Standing.UNKNOWN
 
 
+@pytest.mark.parametrize("is_moved", [False, True])
+@pytest.mark.parametrize("is_cancelled", [False, True])
+async def test_what_became_of_a_copy_is_known_also_if_it_was_made_and_consumed_just_before_a_crash(
+    log: FakeLog, clock: FakeClock, disk: SimDisk, timer: TimerService, is_moved: bool, is_cancelled: bool
+) -> None:
+    """It has no unit after the crash: what has the schedule's due time last is the copy before it."""
+    (schedule,) = await accept(timer, log, 45_000)
+    for is_first in (True, False):
+        if is_moved:
+            assert (await timer.move(schedule, schedule.due_ms)).schedule == schedule
+        else:
+            await pass_time(timer, clock, 15_000)  # it rolls
+        await settle(timer)
+        if is_first:
+            await timer.checkpoint()
+    if is_cancelled:
+        assert (await timer.cancel(schedule)).standing is Standing.PENDING
+    await pass_time(timer, clock, 50_000)
+    timer = make_timer(log, disk.crash(Random(1)), clock)
+    await timer.start()
+    await settle(timer)
+    assert len(log.delivered()) == (not is_cancelled)
+    assert await standing(timer, schedule) is (Standing.UNKNOWN if is_cancelled else Standing.DELIVERED)
+
+
 async def test_closing_before_the_tombstone_is_met_forgets_nothing(
     log: FakeLog, clock: FakeClock, disk: SimDisk, timer: TimerService
 ) -> None:
