@@ -148,6 +148,7 @@ async def test_claims_are_let_go_when_their_records_are_met_also_if_nobody_sends
     await until(lambda: not claimed)
     assert await refused(scene, (5_000, b"k"))
     running.cancel()
+    await asyncio.wait([running])
 
 
 @pytest.mark.parametrize("count", [3, 4])
@@ -159,10 +160,13 @@ async def test_so_many_rows_in_memory_ask_for_a_checkpoint(count: int, monkeypat
     for number in range(count):
         await scene.send((5_000, b"k%d" % number))
     await until(lambda: not scene.timer.intake_lag_count)
+    if count == 4:
+        await until(lambda: len(scene.index.rows) == 4)
     for _ in range(10):
         await asyncio.sleep(0)
     assert len(scene.index.rows) == (4 if count == 4 else 0)
     running.cancel()
+    await asyncio.wait([running])
 
 
 async def test_within_one_append_a_key_goes_to_one_record(scene: Scene) -> None:
