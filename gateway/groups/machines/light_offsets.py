@@ -144,9 +144,14 @@ def _events_of(
 ) -> Iterator[LightCommitted]:
     for topic_id, offsets in topics:
         positions = (_position(key, offset) for key, offset in offsets.items())
-        left = (position for position in positions if is_meant(position.group))
-        while some := tuple(islice(left, COMMITS_MAX)):
-            yield LightCommitted(topic_id, some)
+        yield from light_committed(topic_id, (position for position in positions if is_meant(position.group)))
+
+
+def light_committed(topic_id: int, positions: Iterable[LightPosition], group: str = "") -> Iterator[LightCommitted]:
+    """Events that say so, none too large. `group`: as `LightCommitted` has it."""
+    left = iter(positions)
+    while some := tuple(islice(left, COMMITS_MAX)):
+        yield LightCommitted(topic_id, some, group)
 
 
 def _position_bytes(key: bytes) -> int:

@@ -44,6 +44,7 @@ from gateway.groups.machines.events import (
     LightBegun,
     LightCommitted,
     LightForgotten,
+    LightPosition,
     MemberJoined,
     MemberLeft,
     MembershipEvent,
@@ -57,7 +58,7 @@ from gateway.groups.machines.events import (
 )
 from gateway.groups.machines.leases import PartitionLeases
 from gateway.groups.machines.light_leases import LightLeases
-from gateway.groups.machines.light_offsets import LightOffsets
+from gateway.groups.machines.light_offsets import FORGOTTEN, LightOffsets, light_committed
 from gateway.groups.machines.membership import Membership
 from gateway.groups.machines.progress import (
     POSITION_BYTES,
@@ -302,13 +303,17 @@ class GroupTable:
             parts.append(group.membership.snapshot())
             parts += [queue.snapshot() for queue in group.queues.values()]
             for topic_id, light in group.light.items():
-                if light_of is not None:
-                    idle = {
-                        place: self.light_offset(name, LightKey(topic_id, *place)) for place in light.reset_places()
-                    }
-                else:
-                    idle = self.light_offsets.of_group(name, topic_id)
+                idle = {place: self.light_offset(name, LightKey(topic_id, *place)) for place in light.reset_places()}
+                if light_of is None:
+                    idle |= self.light_offsets.of_group(name, topic_id)
                 parts.append(light.snapshot(idle))
+                # Some have no position any more, if a crash cut a delete off. Those events give them one.
+                gone = [
+                    LightPosition(partition, name, queue, FORGOTTEN)
+                    for partition, queue in sorted({*light.reset_places(), *light.open})
+                    if self.light_offsets.get(name, topic_id, partition, queue) is None
+                ]
+                parts.append(light_committed(topic_id, gone, name))
         parts.append(self.progress.snapshot(names))
         if light_of is not None:
             parts.append(self.light_offsets.snapshot(light_of))

@@ -21,6 +21,7 @@ from gateway.groups.machines.events import (
 )
 from gateway.groups.machines.leases import Verdict
 from gateway.groups.machines.light_leases import LightLeases
+from gateway.groups.machines.light_offsets import FORGOTTEN
 from gateway.groups.machines.progress import LightKey, PartitionKey
 from gateway.groups.machines.receipts import PREFIX, Receipt, Signer
 from gateway.groups.machines.table import GroupTable
@@ -95,6 +96,24 @@ def test_a_snapshot_leads_an_empty_table_to_the_same_state() -> None:
             assert there is not None
             assert here is not None
             assert there.frozen() == here.frozen()
+
+
+def test_a_snapshot_gives_no_place_to_what_has_none() -> None:
+    """As of a group whose delete a crash has cut off behind its first event."""
+    made = begun()
+    leases = made.leases("g", B)
+    assert leases is not None
+    for event in leases.decide_reset(90, NOW_MS):
+        made.apply(event, 0)
+    gone = LightCommitted(16, (LightPosition(0, "g", "a", FORGOTTEN), LightPosition(0, "g", "b", FORGOTTEN)), "g")
+    made.apply(gone, 0)
+    sizes = made.size_bytes, made.size_of("g"), made.open_count
+    for events in (list(made.snapshot()), list(made.snapshot(["g"]))):
+        assert {event.group for event in events} == {"g"}
+        copy = again(made, events)
+        assert copy.light_offsets.of_group("g", 16) == {}
+        assert list(copy.snapshot()) == list(made.snapshot())
+        assert (copy.size_bytes, copy.size_of("g"), copy.open_count) == sizes
 
 
 def test_a_snapshot_of_one_group_has_its_places_alone() -> None:
