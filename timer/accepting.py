@@ -108,8 +108,8 @@ class Accepting:
         self._accepting_count += new_count
 
     def forget_met(self) -> None:
-        """Let go of what is held for records until intake has met them. Also senders do so, but of the last ones before
-        a pause it would be held until the next: small objects among what large requests leave, which keep the memory
+        """Let go of what is held for records until intake has met them. Each send does so, but what the last ones
+        before a pause hold would stay until the next: small objects that keep the allocator from returning the memory
         around them."""
         self._keys.forget_met()
         self._forget_scheduled()

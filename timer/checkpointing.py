@@ -60,12 +60,12 @@ class Checkpointing:
     async def run(self) -> None:
         """Write a checkpoint now and then, and when many keys wait for one, until cancelled."""
         config, now_s = self._state.config, asyncio.get_running_loop().time
-        expire_at_s = now_s() + config.expire_interval_ms / 1000
+        expired_s = now_s()
         while True:
             await is_set_within(self._state.key_rows.are_many, config.checkpoint_interval_ms / 1000)
             await self.checkpoint()
-            if now_s() >= expire_at_s:
-                expire_at_s = now_s() + config.expire_interval_ms / 1000
+            if now_s() >= expired_s + config.expire_interval_ms / 1000:
+                expired_s = now_s()
                 await self.expire()
 
     async def end(self) -> None:

@@ -35,7 +35,7 @@ class TimerConfig:
 
     checkpoint_interval_ms: int = 1000
     """How often accepted schedules are made part of the timer's own files: what a restart after a crash repeats. Sooner
-    after 16,384 schedule keys."""
+    when many schedule keys wait for it."""
 
     expire_interval_ms: int = 600_000
     """How often timer-log files that no pending schedule needs are looked for and removed."""

@@ -307,7 +307,7 @@ class GroupTable:
                 if light_of is None:
                     idle |= self.light_offsets.of_group(name, topic_id)
                 parts.append(light.snapshot(idle))
-                # Some have no position any more, if a crash cut a delete off. Those events give them one.
+                # A delete that a crash cut off leaves leases without a position; the events of the leases make one.
                 gone = [
                     LightPosition(partition, name, queue, FORGOTTEN)
                     for partition, queue in sorted({*light.reset_places(), *light.open})

@@ -43,6 +43,13 @@ def leased(made: GroupTable, key: LightKey, first: int, count: int, until_ms: in
         made.apply(event, 0)
 
 
+def reset(made: GroupTable, key: LightKey, offset: int) -> None:
+    leases = made.leases("g", key)
+    assert leases is not None
+    for event in leases.decide_reset(offset, NOW_MS):
+        made.apply(event, 0)
+
+
 def begun() -> GroupTable:
     made = table([LightBegun("g", 16, 7)])
     leased(made, A, 0, 3)
@@ -81,10 +88,7 @@ def test_each_queue_has_its_own_leases_and_its_place_is_the_first_record_that_is
 
 def test_a_snapshot_leads_an_empty_table_to_the_same_state() -> None:
     made = begun()
-    leases = made.leases("g", B)
-    assert leases is not None
-    for event in leases.decide_reset(90, NOW_MS):
-        made.apply(event, 0)
+    reset(made, B, 90)
     assert made.light_offset("g", B) == 90
     sizes = made.size_bytes, made.size_of("g"), made.open_count
     for events in (list(made.snapshot()), list(made.snapshot(["g"]))):
@@ -101,10 +105,7 @@ def test_a_snapshot_leads_an_empty_table_to_the_same_state() -> None:
 def test_a_snapshot_gives_no_place_to_what_has_none() -> None:
     """As of a group whose delete a crash has cut off behind its first event."""
     made = begun()
-    leases = made.leases("g", B)
-    assert leases is not None
-    for event in leases.decide_reset(90, NOW_MS):
-        made.apply(event, 0)
+    reset(made, B, 90)
     gone = LightCommitted(16, (LightPosition(0, "g", "a", FORGOTTEN), LightPosition(0, "g", "b", FORGOTTEN)), "g")
     made.apply(gone, 0)
     sizes = made.size_bytes, made.size_of("g"), made.open_count
