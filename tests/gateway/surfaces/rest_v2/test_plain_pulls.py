@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
 from dataclasses import replace
 
 import orjson
@@ -361,7 +362,11 @@ async def test_a_large_answer_counts_until_its_client_has_taken_it(taken: list[i
         await send(broker, *[b'"%b"' % (b"x" * 50_000)] * 20)
     answers = gateway.stats.answers
     async with served(gateway) as port:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=SMALL_BYTES)
+        client = socket.socket()
+        # A fixed size: else the kernel, seeing how fast the first is read, may take the whole second one by itself.
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SMALL_BYTES)
+        client.connect(("127.0.0.1", port))
+        reader, writer = await asyncio.open_connection(sock=client, limit=SMALL_BYTES)
         for offset in (160, 0, 0):
             writer.write(pull(f"offset={offset}&max_bytes={7 * MiB}", accept=BATCH_TYPE))
             if offset == 160:
