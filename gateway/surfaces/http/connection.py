@@ -29,7 +29,7 @@ from aiohttp.streams import StreamReader
 from gateway.api.connections import OpenConnection
 from gateway.auth.access import NOBODY, Access
 from gateway.auth.address import counted_as
-from gateway.errors import TOO_MANY, RequestError
+from gateway.errors import TOO_MANY, RequestError, draining
 from gateway.settings.limits import Limits
 from gateway.surfaces.http.answers import REQUEST_ID, RequestIds, error_answer
 from gateway.surfaces.http.context import GatewayStats
@@ -480,7 +480,8 @@ class Connection(web.RequestHandler):
         """Have aiohttp's parser read on, and show the fast path what comes of it."""
         if len(data) > LINES_BYTES and has_many_lines(data):
             # Thousands of requests, or of chunks, which the parser would go through in one turn of the event loop.
-            self._hold(data[LINES_BYTES:])
+            later, self._held = self._held, data[LINES_BYTES:]
+            self._hold(later)  # what is held already has come behind it
             data = data[:LINES_BYTES]
             self._loop.call_soon(self._go_on)
         fast_path, waiter = self._fast_path, self._waiter
@@ -593,8 +594,13 @@ class Connection(web.RequestHandler):
 
     def _fall_back(self, taken: bytes | tuple[RawRequestMessage, StreamReader]) -> None:
         waiter = self._waiter
-        if waiter is None or waiter.done():
-            return  # the connection has ended
+        if waiter is None or waiter.done():  # the connection has ended, or the server stops
+            if self.transport is not None:
+                self.transport.write(_refusal(draining()))
+                self.force_close()
+            if self._handler_waiter is not None and not self._handler_waiter.done():
+                self._handler_waiter.set_result(None)
+            return
         if isinstance(taken, bytes):
             self._parse(taken)
         else:
@@ -688,8 +694,7 @@ def has_many_lines(data: bytes) -> bool:
     return data.count(b"\r\n") > LINES_MAX
 
 
-def _refusal() -> bytes:
-    error = RequestError(TOO_MANY, "Too many connections are open.", retriable=True)
+def _refusal(error: RequestError) -> bytes:
     answer = error_answer(error, "none")
     assert isinstance(answer.body, bytes)
     head = (
@@ -700,4 +705,4 @@ def _refusal() -> bytes:
     return head.encode() + answer.body
 
 
-_REFUSAL = _refusal()
+_REFUSAL = _refusal(RequestError(TOO_MANY, "Too many connections are open.", retriable=True))

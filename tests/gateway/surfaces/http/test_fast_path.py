@@ -14,6 +14,7 @@ from random import Random
 from types import SimpleNamespace
 from typing import Any
 
+import orjson
 import pytest
 from aiohttp.base_protocol import BaseProtocol
 from aiohttp.http_parser import HttpRequestParser, RawRequestMessage
@@ -23,19 +24,20 @@ from gateway.api.producer import Begun, Producer
 from gateway.api.turn_batches import BATCH_BYTES_MAX, BATCH_RECORDS_MAX
 from gateway.brokers.base import AnswerLost, BrokerUnreachable, PartlyStored
 from gateway.codec.records import ProduceRecord
+from gateway.errors import READ_ONLY
 from gateway.main.listener import fast_path_of
 from gateway.main.tls import ServerTls
 from gateway.routing import holding
 from gateway.settings.tls import TlsConfig
 from gateway.surfaces.http.answers import RequestIds
-from gateway.surfaces.http.connection import Client, Connection
+from gateway.surfaces.http.connection import LINES_BYTES, Client, Connection
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.fast_path import FastPath, Plain
 from gateway.surfaces.http.plain import BODY_BYTES_MAX
 from loadtest.certificates import write_certificate
 from store import turns
 from store.errors import DiskFull, SealedQueue, StoreError, StoreStopped
-from store.record_batch import Record, encode
+from store.record_batch import Record, decode, encode
 from store.types import Acks, Append, Appended
 from tests.clock import FakeClock
 from tests.gateway.fake_broker import FakeBroker, fake_gateway
@@ -541,6 +543,28 @@ async def test_a_shutdown_waits_for_what_is_in_the_lane(slow: Slow) -> None:
     writer.close()
 
 
+@pytest.mark.parametrize("is_remembered", [True, False])
+async def test_what_the_lane_gives_back_while_the_server_stops_is_told_to_go_elsewhere(
+    slow: Slow, is_remembered: bool
+) -> None:
+    gateway, broker, held = slow  # else it gets no answer, and the stop waits for it as long as it may
+    async with served(gateway) as port:
+        reader, writer = await warmed(port)
+        if is_remembered:
+            writer.write(request())
+            await held.next()
+            held.store()
+            await answer(reader)
+        writer.write(request())
+        await held.next()
+        asyncio.get_running_loop().call_later(0.1, held.fail, DiskFull("full"))
+    head, body = await answer(reader)
+    assert (head[9:12], orjson.loads(body)["error_code"]) == ("503", READ_ONLY)
+    assert await reader.read() == b""
+    writer.close()
+    assert broker.stored_count == 1 + is_remembered
+
+
 async def test_rights_are_asked_for_every_request(taken: list[bytes]) -> None:
     made = await secured({"sender": ["send:topic:orders"], "reader": ["receive:topic:orders"]})
     sender, reader = (request(ONE, f"Authorization: Bearer {made.tokens[name]}") for name in ("sender", "reader"))
@@ -962,6 +986,40 @@ async def test_a_body_that_does_not_come_in_time_is_left_to_aiohttp(
         writer.transport.abort()
     assert len(taken) == 1
     assert broker.stored_count == 3
+
+
+async def test_a_body_is_left_to_aiohttp_in_the_order_in_which_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its time ends while its connection rests, with a later piece held, and what came before has many lines."""
+    gateway, broker = await orders()
+    connections: list[Connection] = []
+    take_in = Connection._take_in
+
+    def noting(self: Connection, data: bytes, *, is_late: bool = False) -> None:
+        connections.append(self)
+        take_in(self, data, is_late=is_late)
+
+    body = b'{"records":[{"value":[\r\n%b0]}]}' % b"".join(b"1%08d,\r\n" % number for number in range(20_000))
+    sent = request(body)
+    first, second, third = sent[: 4 * LINES_BYTES], sent[4 * LINES_BYTES : 9 * LINES_BYTES], sent[9 * LINES_BYTES :]
+    async with served(gateway) as port:
+        reader, writer = await warmed(port)
+        monkeypatch.setattr(Connection, "_take_in", noting)
+        writer.write(request())
+        assert (await answer(reader))[0].startswith("HTTP/1.1 200")
+        connection = connections[-1]
+        writer.write(first)
+        async with asyncio.timeout(PATIENCE_S):
+            while connection._coming is None or connection._receiving_bytes < len(first):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert connection.rest()
+        connection.data_received(second)
+        connection._give_up()
+        connection.read_on()
+        writer.write(third)
+        assert (await answer(reader))[0].startswith("HTTP/1.1 200")
+        writer.close()
+    last = [entry for entries in broker.entries.values() for entry in entries][-1]
+    assert [record.value for record in decode(last.batch)] == [orjson.dumps(orjson.loads(body)["records"][0]["value"])]
 
 
 async def test_bytes_of_a_body_that_comes_count_and_too_many_are_refused(taken: list[bytes]) -> None:
