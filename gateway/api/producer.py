@@ -367,7 +367,9 @@ class Producer:
         )  # fmt: skip
         if sequence is not None:
             _check_numbered(send, immediate, scheduled)
-        # Delayed ones first: what a timer refuses, it refuses before anything of the request is stored.
+        # Delayed ones first, those with keys before others: what a timer refuses, it refuses before anything of the
+        # request is stored.
+        scheduled = sorted(scheduled, key=lambda lane: not lane.keys)
         parts: list[_Part] = []
         for part in chain.from_iterable(self._parts(send, lane) for lane in (*scheduled, *immediate)):
             if part is not None:
@@ -788,7 +790,7 @@ class Producer:
             await self._store_into(stored, topic, parts, acks, known, elsewhere, expected_offset)
         except AnswerLost:
             raise
-        except StoreError as error:
+        except (KeysTaken, StoreError) as error:
             if stored:
                 raise AnswerLost(f"a part of the request was stored, and another was not: {error}") from error
             raise

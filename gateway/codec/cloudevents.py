@@ -30,7 +30,7 @@ Headers = list[tuple[str, bytes | None]]
 def binary_headers(headers: Iterable[tuple[str, str]]) -> Headers:
     """The record headers for an event in binary mode; none when the request is no event.
 
-    Raises RequestError 400 when a required attribute is missing, or one is no attribute.
+    Raises RequestError 400 when a required attribute is missing, or one is no attribute or not UTF-8.
     """
     attributes = {
         name[len(HTTP_PREFIX) :].lower(): unquote(value)
@@ -40,7 +40,10 @@ def binary_headers(headers: Iterable[tuple[str, str]]) -> Headers:
     if "specversion" not in attributes:
         return []  # without it, a CloudEvents receiver takes the message for another kind
     _check(attributes, "ce-")
-    return [(RECORD_PREFIX + name, value.encode()) for name, value in attributes.items()]
+    try:
+        return [(RECORD_PREFIX + name, value.encode()) for name, value in attributes.items()]
+    except UnicodeEncodeError:  # other octets of a header are surrogates here
+        raise bad_request("The attributes of an event must be UTF-8.") from None
 
 
 def check_structured(body: bytes) -> str | None:

@@ -21,7 +21,7 @@ import orjson
 
 from gateway.codec.documents import TOO_LONG, Document
 from gateway.codec.json_steps import TOO_DEAR_TEXT
-from gateway.codec.json_text import parse_json
+from gateway.codec.json_text import json_again, parse_json
 from gateway.codec.records import Format, ProduceRecord, parse_raw_record, parse_records, plain_record
 from gateway.errors import RECORD_TOO_LARGE, RequestError, bad_request, invalid
 from store.limits import HEADERS_BYTES_MAX, RECORD_BYTES_MAX, KiB
@@ -126,4 +126,4 @@ def _bytes_of(value: dict[str, object], name: str, *, strings_raw: bool = False)
             raise bad_request(f"{name}_b64: is not base64") from None
     if strings_raw and isinstance(plain, str):
         return plain.encode()
-    return None if plain is None else orjson.dumps(plain)
+    return None if plain is None else json_again(plain, name)

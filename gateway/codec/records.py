@@ -38,6 +38,7 @@ import orjson
 
 from gateway.codec.filters import TagFilter
 from gateway.codec.json_steps import STEP_BYTES
+from gateway.codec.json_text import unwritable
 from gateway.codec.message_ids import message_id_prefix
 from gateway.codec.tags import (
     DELIVER_AT_HEADER,
@@ -510,8 +511,8 @@ def _encode_json_value(value: object, index: int) -> bytes | None:
         return None
     try:
         return orjson.dumps(value)
-    except TypeError as error:  # nested too deeply to be written again
-        raise at_record(invalid(f"key or value cannot be stored as JSON: {error}"), index) from error
+    except TypeError as error:
+        raise at_record(unwritable("key or value", error), index) from error
 
 
 def _encode_binary(values: list[object]) -> Encoded:

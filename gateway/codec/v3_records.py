@@ -17,8 +17,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import NamedTuple
 
-import orjson
-
+from gateway.codec.json_text import json_again
 from gateway.codec.records import ProduceRecord, parse_raw_record, plain_record
 from gateway.codec.times import parse_time_ms
 from gateway.errors import RequestError, bad_request, invalid
@@ -151,7 +150,7 @@ def _data(name: str, part: object, *, strings_raw: bool = False) -> bytes | None
     if data is None:
         return None
     if kind == "JSON":
-        return data.encode() if strings_raw and isinstance(data, str) else orjson.dumps(data)
+        return data.encode() if strings_raw and isinstance(data, str) else json_again(data, name)
     if not isinstance(data, str):
         raise bad_request(f"{name}: data must be a string for type {kind}")
     if kind == "STRING":

@@ -38,6 +38,8 @@ from store.types import (
     ReadStatus,
 )
 from tests.clock import FakeClock
+from timer.errors import ScheduleKeyTaken
+from timer.schedule import ScheduleId
 
 NO_GROUPS = cast(Groups, object())
 """For gateways whose test has nothing to do with groups."""
@@ -58,7 +60,7 @@ class FakeTopic(NamedTuple):
 
 
 class FakeShard:
-    """A shard of `__timer` that accepts all, or says what is `known`."""
+    """A shard of `__timer` that accepts all, or says what is `known`, or whose keys are `taken`."""
 
     served_by = ALONE
 
@@ -66,10 +68,13 @@ class FakeShard:
         self.name = name
         self.schedules: list[tuple[Append, Sequence[bytes | None]]] = []
         self.known: Mapping[int, Original] | None = None
+        self.taken: Mapping[int, ScheduleId | None] | None = None
 
     async def schedule(self, append: Append, *, acks: Acks, keys: Sequence[bytes | None] = ()) -> Appended:
         if self.known is not None:
             raise AlreadyStored([self.known])
+        if self.taken is not None:
+            raise ScheduleKeyTaken(self.taken)
         self.schedules.append((append, keys))
         return Appended(1 << 48, 0, 0, acks)
 

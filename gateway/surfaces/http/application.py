@@ -160,6 +160,8 @@ def _plain_endpoint(gateway: Gateway, row: Row, request_ids: RequestIds, origins
                 raise  # the client is gone
             except Exception as error:
                 response, large = _refused(request, error, row.name, request_ids), None
+                if request.writer.output_size and request.transport is not None:
+                    request.transport.abort()  # an answer has begun: a second head would be taken for a part of it
             finally:
                 if counted:
                     give_back(gateway, counted)

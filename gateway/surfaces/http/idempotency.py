@@ -71,7 +71,8 @@ def request_identity(request: web.Request, topic_id: int, body: bytes | None) ->
             f"{header}: {request.headers[header]}" for header in DELAY_HEADERS.values() if header in request.headers
         ]
         about = (request.headers.get(hdrs.CONTENT_TYPE, ""), request.query_string, *delays)
-        fingerprint = _hash(FINGERPRINT_BYTES, b"mq-content", (*map(str.encode, about), body))
+        texts = [text.encode(errors="surrogateescape") for text in about]  # a header may have any octets
+        fingerprint = _hash(FINGERPRINT_BYTES, b"mq-content", (*texts, body))
     return RequestIdentity(_hash(ID_BYTES, b"mq-request", map(str.encode, scope)), fingerprint)
 
 

@@ -78,12 +78,16 @@ class Origins:
             )
         if origin is not None and not self.allows(origin, host or ""):
             self._log_refused(origin, host)
-            raise RequestError(FORBIDDEN, f"Pages of {origin[:200]} may not use this server (setting allowed_origins).")
+            raise RequestError(
+                FORBIDDEN, f"Pages of {origin[:200]!r} may not use this server (setting allowed_origins)."
+            )
         if len(self._known) < KNOWN_MAX:
             self._known.add((origin, host))
 
     def allows(self, origin: str, host: str) -> bool:
         """Whether pages of this origin may use the server that the request called `host`."""
+        if not origin.isascii():  # no browser sends one, and it could not be repeated
+            return False
         if origin in self._allowed or ANY in self._allowed:
             return True
         try:

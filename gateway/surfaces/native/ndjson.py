@@ -24,6 +24,7 @@ from gateway.api.turns import in_turns
 from gateway.codec import cloudevents
 from gateway.codec.documents import Document, Lines, Unreadable, single_line
 from gateway.codec.json_steps import parse_in_steps
+from gateway.codec.json_text import json_again
 from gateway.codec.native import DOCUMENT_BYTES_MAX, Parsed, parse_documents
 from gateway.codec.records import ProduceRecord, parse_raw_record, parts, plain_record, with_headers
 from gateway.errors import RequestError, bad_request, invalid
@@ -159,7 +160,7 @@ async def _lines_of_events(body: bytes, count_max: int) -> bytes:
         if len(events) > count_max:
             raise invalid(f"{len(events)} events in one request; the limit is {count_max}")
         for part in parts(events, len(body)):
-            lines += [orjson.dumps(event) + b"\n" for event in part]
+            lines += [json_again(event, "an event") + b"\n" for event in part]
             await asyncio.sleep(0)
     finally:
         await let_go(events, len(body))

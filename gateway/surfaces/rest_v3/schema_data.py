@@ -14,9 +14,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
-import orjson
-
 from gateway.api.schemas import Chosen, Schemas, SchemaWish, Unreadable, subject_topic
+from gateway.codec.json_text import json_again
 from gateway.codec.schema_parts import SchemaFormat, SubjectStrategy
 from gateway.codec.v3_records import DATA_FIELDS, PLAIN_TYPES, SerializedData
 from gateway.errors import JSON_UNFIT, RequestError, bad_request, invalid
@@ -93,10 +92,7 @@ def _collect(value: dict[str, object], index: int, asked: dict[tuple[str, Schema
         wish = _wish(name, part)
         one = asked.setdefault((name, wish), _Asked([], []))
         one.indexes.append(index)
-        try:
-            one.data.append(orjson.dumps(part["data"]))
-        except TypeError as error:  # nested too deeply to be written again
-            raise invalid(f"{name}: data cannot be serialized: {error}") from error
+        one.data.append(json_again(part["data"], f"{name}: data"))
 
 
 def _wish(name: str, part: Mapping[str, object]) -> SchemaWish:

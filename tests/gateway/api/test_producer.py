@@ -10,7 +10,7 @@ from typing import cast
 
 import pytest
 
-from gateway.api.producer import Producer, RequestIdentity
+from gateway.api.producer import KeysTaken, Producer, RequestIdentity
 from gateway.brokers.base import AnswerLost, BrokerUnreachable, PartlyStored, all_stored
 from gateway.codec.columns import Columns
 from gateway.codec.records import Format, ProduceRecord, parse_records
@@ -194,6 +194,29 @@ async def test_delayed_records_go_to_the_shards_of_their_partitions_and_keys_tho
     assert len(with_ids[0].identity.message_ids) == 1
     assert [item.value for item in record_batch.decode(with_ids[0].batch)] == [b"4"]
     assert [decode_schedule_id(receipt.schedule_id or "").position for receipt in receipts[:3]] == 3 * [1 << 48]
+
+
+async def test_what_a_taken_key_refuses_is_refused_before_anything_is_stored_or_is_said_to_be_stored_in_part(
+    gateway: Gateway,
+) -> None:
+    shards = {name: FakeShard(name) for name in ("none", "free", "taken")}
+    shards["taken"].taken = {0: None}
+
+    def shard(_topic_id: int, partition: int, key: str | None, has_ids: bool) -> FakeShard:
+        return shards[key or "none"]
+
+    cast(RouteTable, gateway.routes_table).timers = shard
+    none, free, taken = (
+        record(name.encode(), delay_ms=1000, partition=0, schedule_key=key)
+        for name, key in (("none", None), ("free", "free"), ("taken", "taken"))
+    )
+    with pytest.raises(KeysTaken) as refused:
+        await gateway.producer.produce("orders", [none, taken], json_values=True)
+    assert list(refused.value.refusals) == [1]
+    assert not shards["none"].schedules
+    with pytest.raises(AnswerLost):
+        await gateway.producer.produce("orders", [free, taken], json_values=True)
+    assert [len(one.schedules) for one in shards.values()] == [0, 1, 0]
 
 
 async def test_a_repeat_whose_due_time_has_come_meets_its_first_in_the_shard_that_has_it(

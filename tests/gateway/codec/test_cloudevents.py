@@ -37,6 +37,12 @@ def test_any_value_comes_back(value: str) -> None:
     assert dict(binary_headers([*HEADERS, *back.items()]))["ce_subject"] == value.encode()
 
 
+def test_an_attribute_that_is_no_text_is_refused() -> None:
+    with pytest.raises(RequestError, match="UTF-8") as caught:
+        binary_headers([*HEADERS, ("ce-subject", "\udcff")])
+    assert caught.value.error_code == 400
+
+
 def test_other_record_headers_are_no_attributes() -> None:
     assert http_headers([("trace", b"x"), ("ce_", b"x"), ("ce_UP", b"x"), ("ce_id", None), ("ce_id", b"1")]) == {
         "ce-id": "1"

@@ -58,6 +58,7 @@ def test_one_bad_record_does_not_touch_the_others() -> None:
         (b'{"value_text":"x","delay_ms":-1}', 42250),
         (b'{"value_text":"x","tag":""}', 42251),
         (b'{"value_text":"x","offset":5}', 422),
+        (b'{"value_text":"x","key":%b1%b}' % (b"[" * 255, b"]" * 255), 422),
     ],
 )
 def test_bad_records_say_why(document: bytes, code: int) -> None:

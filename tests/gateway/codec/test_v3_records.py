@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import orjson
 import pytest
 
 from gateway.codec.records import ProduceRecord
@@ -47,6 +48,7 @@ def test_binary_data_and_no_data() -> None:
         ({"value": {"type": "AVRO", "data": "x"}}, 400),
         ({"value": {"data": "x"}}, 400),
         ({"value": {"type": "JSON", "dta": 1}}, 422),
+        ({"value": {"type": "JSON", "data": orjson.loads(b"[" * 255 + b"]" * 255)}}, 422),
         ({"dealy_ms": 5}, 422),
         ({"headers": {}}, 400),
         ({"headers": [{"key": "h"}]}, 400),

@@ -14,6 +14,9 @@ from gateway.settings.limits import IDEMPOTENCY_KEY_BYTES_MAX, PRODUCER_NAME_BYT
 from gateway.surfaces.http.caller import grant
 from gateway.surfaces.http.idempotency import SEQUENCE_MAX, mark_replayed, producer_sequence, request_identity
 from store.types import NO_FINGERPRINT, Acks, ProducerSequence
+from tests.clock import FakeClock
+from tests.gateway.fake_broker import fake_gateway
+from tests.gateway.security.kit import served, talk
 
 BODY = b'{"records":[{"value":1}]}'
 
@@ -135,3 +138,14 @@ def test_an_answer_is_a_replay_only_when_all_of_it_is() -> None:
         headers: CIMultiDict[str] = CIMultiDict()
         mark_replayed(headers, receipts)
         assert headers.get("Idempotent-Replayed") == replayed
+
+
+async def test_a_content_type_may_have_octets_that_are_no_text() -> None:
+    gateway, broker = fake_gateway(FakeClock())
+    await broker.create_topic("t", 1)
+    head = (
+        b"POST /topics/t HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nIdempotency-Key: k\r\n"
+        b"Content-Type: application/vnd.kafka.json.v2+json; x=\xff\r\nContent-Length: %d\r\n\r\n"
+    )
+    async with served(gateway) as port:
+        assert (await talk(port, head % len(BODY) + BODY)).startswith(b"HTTP/1.1 200 ")

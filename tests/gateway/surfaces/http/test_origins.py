@@ -13,6 +13,8 @@ from gateway.settings.config import check_origin_text
 from gateway.surfaces.http.application import origins_of
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.http.origins import KNOWN_MAX, PREFLIGHT_S, Origins
+from tests.clock import FakeClock
+from tests.gateway.fake_broker import fake_gateway
 from tests.gateway.security.kit import served, talk
 
 APP = "https://app.example"
@@ -41,6 +43,7 @@ APP = "https://app.example"
         ("null", "localhost:8082", False),
         ("", "localhost:8082", False),
         ("http://[", "localhost:8082", False),
+        ("http://\udcff", "\udcff", False),
         (None, "127.0.0.1:8082", True),
         (None, "[::1]:8082", True),
         (None, "app.example", True),
@@ -69,6 +72,14 @@ def test_pages_of_this_server_and_of_listed_origins_are_let_in(
 
 def test_any_origin_can_be_allowed_and_any_name_answered_to() -> None:
     Origins(("*",), None).check({"Origin": "https://evil.example", "Host": "whatever.example"})
+
+
+@pytest.mark.parametrize("allowed", [(), ("*",)])
+async def test_an_origin_that_is_no_text_is_refused_like_any_other(allowed: tuple[str, ...]) -> None:
+    gateway, _ = fake_gateway(FakeClock(), allowed_origins=allowed)
+    sent = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nOrigin: http://\xff\r\nConnection: close\r\n\r\n"
+    async with served(gateway) as port:
+        assert (await talk(port, sent)).startswith(b"HTTP/1.1 403 ")
 
 
 def test_a_refused_page_is_logged_once_with_the_setting_that_lets_it_in(caplog: pytest.LogCaptureFixture) -> None:

@@ -6,7 +6,9 @@ from __future__ import annotations
 import asyncio
 import gzip
 from collections.abc import AsyncIterator
+from unittest.mock import Mock
 
+import aiohttp
 import orjson
 import pytest
 
@@ -148,6 +150,34 @@ async def test_an_array_of_events(client: Client, broker: FakeBroker) -> None:
     assert (status, [receipt.get("error_code") for receipt in receipts]) == (200, [None, 400])
     (record,) = record_batch.decode(broker.appends[0].batch)
     assert (record.key, orjson.loads(record.value or b"")) == (b"k", event)
+
+
+async def test_an_array_with_an_event_that_cannot_be_written_again_is_refused(
+    client: Client, broker: FakeBroker
+) -> None:
+    event = b'{"id":"1","source":"/a","specversion":"1.0","type":"t","data":%b}'
+    body = b"[%b,%b]" % (event % b"1", event % (b"[" * 255 + b"]" * 255))
+    status, [refusal] = await send(client, body, **{"Content-Type": "application/cloudevents-batch+json"})
+    assert (status, refusal["error_code"], broker.stored_count) == (422, 422, 0)
+
+
+async def test_a_bug_in_the_middle_of_the_receipts_breaks_them_off(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An answer has begun: another one would be read as a part of it."""
+    begun = asyncio.Event()
+
+    async def body() -> AsyncIterator[bytes]:
+        yield b'{"value":1}\n'
+        await begun.wait()
+        yield b'{"value":2}\n'
+
+    response = await client.post(PATH, data=body(), headers=LINES)
+    assert orjson.loads(await response.content.readline())["offset"] == 0
+    monkeypatch.setattr("gateway.surfaces.native.ndjson.parse_documents", Mock(side_effect=ZeroDivisionError))
+    begun.set()
+    with pytest.raises(aiohttp.ClientError):
+        await response.content.read()
 
 
 @pytest.mark.parametrize(
