@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
@@ -17,7 +18,8 @@ import mq.sync
 import pytest
 from kombu import Connection, Consumer, Exchange, Producer, Queue
 from kombu.exceptions import OperationalError
-from mq.kombu.link import INBOX_MAX, Inbox, close_links
+from mq.errors import Refused
+from mq.kombu.link import INBOX_MAX, Arrival, Ephemeral, Inbox, Link, close_links
 from mq.kombu.transport import GET_S, PREFETCH_UNLIMITED, Transport
 from mq.loop_thread import LoopThread
 
@@ -468,28 +470,76 @@ def test_a_consumer_without_a_prefetch_count_holds_so_many_and_no_more(url: str,
         taken.wait(PREFETCH_UNLIMITED + 1)
 
 
-async def test_messages_for_a_slow_consumer_wait_in_the_server() -> None:
+@pytest.mark.parametrize("is_moved", [False, True])
+async def test_messages_for_a_slow_consumer_wait_in_the_server(is_moved: bool) -> None:
+    """Of several readers of one queue too, and where another connection begins to consume it meanwhile."""
     loop = LoopThread()
-    inbox = Inbox(loop)
+    queue = Ephemeral(SimpleNamespace(loop=loop), "replies")  # type: ignore[arg-type]
+    inbox = queue.inbox
     for n in range(INBOX_MAX):
-        inbox.put(n)  # type: ignore[arg-type]
-    waiting = loop.call(lambda: _started(inbox))
+        inbox.put(_arrival(n))
+    waiting = loop.call(lambda: _started(queue))
     assert len(inbox._items) == INBOX_MAX
-    for _ in range(INBOX_MAX // 2):
-        inbox.take()
+    if is_moved:
+        inbox = Inbox(loop)
+        loop.soon(queue.deliver_to, inbox)
+    taken = [inbox.take(10.0) for _ in range(INBOX_MAX // 2)]
+    if is_moved:
+        taken += [inbox.take(10.0) for _ in range(INBOX_MAX // 2)]
     async with asyncio.timeout(10):
-        while not waiting.done():  # noqa: ASYNC110 - it is another loop's
+        while not all(task.done() for task in waiting):  # noqa: ASYNC110 - they are another loop's
             await asyncio.sleep(0.01)
-    assert len(inbox._items) == INBOX_MAX // 2 + 1
+    taken += [inbox.take() for _ in range(len(inbox._items))]
+    assert [one and one.payload["n"] for one in taken] == list(range(INBOX_MAX + 2))
     loop.stop()
 
 
-async def _started(inbox: Inbox) -> Any:
-    task = asyncio.ensure_future(inbox.put_when_room(INBOX_MAX))  # type: ignore[arg-type]
+def _arrival(n: int) -> Arrival:
+    return Arrival("replies", {"n": n})
+
+
+async def _started(queue: Ephemeral) -> list[asyncio.Task[None]]:
+    tasks = [asyncio.ensure_future(queue.put(_arrival(INBOX_MAX + n))) for n in range(2)]
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    assert not task.done()
-    return task
+    assert not any(task.done() for task in tasks)
+    return tasks
+
+
+@pytest.mark.parametrize(
+    "properties",
+    [{"delivery_info": None}, {"delivery_info": "x"}, {"body_encoding": "zip"}, {"body_encoding": "base64"}, None],
+)
+def test_a_message_that_kombu_could_not_read_is_rejected_and_the_next_one_comes(
+    server: Server, group: str, properties: object
+) -> None:
+    with connect(server.url, group) as connection, mq.sync.connect(server.url) as client:
+        taken = Taken(connection, work(connection))
+        publish(connection, "first")
+        assert taken.wait(1) == ["first"]
+        client.send(group, {"body": "abcde", "headers": {}, "properties": properties})
+        publish(connection, "second")
+        assert taken.wait(2) == ["first", "second"]
+
+
+@pytest.mark.parametrize("server", [{"MQ_TIMER_DELAY_MAX_MS": "1000"}], indirect=True)
+def test_a_delay_that_could_not_go_on_goes_on_later(
+    server: Server, group: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = Link._stored
+    refusals = [Refused("the disk is full", 50701, retriable=True)]
+
+    async def refused_once(self: Link, topic: str, body: bytes | None, **options: Any) -> None:
+        if ":" in options["msg_id"] and refusals:  # the rest of a delay
+            raise refusals.pop()
+        await stored(self, topic, body, **options)
+
+    monkeypatch.setattr(Link, "_stored", refused_once)
+    with connect(server.url, group) as connection:
+        taken = Taken(connection, work(connection), prefetch=1)
+        publish(connection, "later", headers=eta(2.5))
+        assert taken.wait(1, within_s=20) == ["later"]
+        assert not refusals
 
 
 def test_a_setting_that_is_none_is_told(url: str, group: str) -> None:

@@ -132,7 +132,7 @@ def _as_text(body: Body) -> str | None:
         return None
     try:
         value = msgspec.json.decode(body)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         value = None
     if isinstance(value, str):
         return value
@@ -175,7 +175,7 @@ def decoder(type_: Any) -> Decode:
             return decode(b"null" if body is None else body)
         except Undecodable:
             raise
-        except (msgspec.MsgspecError, ValueError, TypeError) as error:  # pydantic's errors are ValueErrors
+        except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:  # pydantic's are ValueErrors
             raise Undecodable(f"the value is no {name}: {error}") from None
 
     return decode_typed

@@ -80,6 +80,14 @@ def test_text_and_bytes_as_types() -> None:
         decoder(str)(b"\xff")
 
 
+def test_what_is_nested_too_deeply_is_text_or_undecodable() -> None:
+    deep = b"[" * 100_000 + b"]" * 100_000
+    assert decoder(None)(deep) == decoder(str)(deep) == deep.decode()
+    for type_ in (Struct, list[Any], dict[str, int]):
+        with pytest.raises(Undecodable):
+            decoder(type_)(deep)
+
+
 def test_a_type_that_cannot_be_read_is_told_early_or_when_it_is_met() -> None:
     class Foreign: ...
 

@@ -25,6 +25,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple, TypeVar
 
 import kombu.utils.json
+from kombu.transport import virtual
 
 import mq.client
 from mq.client import Client
@@ -99,13 +100,18 @@ class Inbox:
             if self._bell is not None:
                 os.eventfd_write(self._bell, 1)
 
-    async def put_when_room(self, item: Arrival) -> None:
-        """The same for queues that nothing else bounds: waits while too much is here."""
-        while len(self._items) >= INBOX_MAX:
-            self._room = asyncio.Event()
-            if len(self._items) >= INBOX_MAX:
-                await self._room.wait()
-        self.put(item)
+    @property
+    def is_full(self) -> bool:
+        """Whether queues that nothing else bounds are to wait."""
+        return len(self._items) >= INBOX_MAX
+
+    async def change(self) -> None:
+        """While it is full, wait until it is half empty, or something was removed."""
+        room = self._room
+        if room is None:
+            room = self._room = asyncio.Event()
+        if self.is_full:
+            await room.wait()
 
     def take(self, timeout_s: float | None = 0.0) -> Arrival | None:
         """The next one; None when nothing comes in time. None as the timeout: wait for ever."""
@@ -115,7 +121,8 @@ class Inbox:
             if not self._items:
                 return None
             item = self._items.popleft()
-        self._make_room()
+        if len(self._items) <= INBOX_MAX // 2:
+            self._wake()
         if isinstance(item, Exception):
             raise item
         return item
@@ -126,12 +133,12 @@ class Inbox:
             removed = [item for item in self._items if isinstance(item, Arrival) and is_meant(item)]
             for item in removed:
                 self._items.remove(item)
-        self._make_room()
+        self._wake()
         return removed
 
-    def _make_room(self) -> None:
+    def _wake(self) -> None:
         room = self._room
-        if room is not None and len(self._items) <= INBOX_MAX // 2:
+        if room is not None:
             self._room = None
             self._loop.soon(room.set)
 
@@ -253,7 +260,7 @@ class Intake:
                 else:
                     rename_eta(payload)
                     payload["properties"]["delivery_tag"] = f"{message.id}#{message.attempt}"
-                    payload["properties"].setdefault("delivery_info", {})["redelivered"] = message.attempt > 1
+                    payload["properties"]["delivery_info"]["redelivered"] = message.attempt > 1
                     self._inbox.put(Arrival(self._names[message.topic], payload, self, message))
         except MqError as error:
             self.link.forget(self._names)
@@ -262,10 +269,14 @@ class Intake:
 
     async def _send_rest(self, message: Message[Any], headers: Mapping[str, Any]) -> None:
         """A delay that was longer than the server takes goes on. Sent first, acked then: a crash in between sends it
-        again under the same id."""
-        await self.link.store(
-            message.topic, message.value_bytes, headers, msg_id=f"{message.id}-{message.deliver_at_ms}"
-        )
+        again under the same id. Raises MqError: it is given back."""
+        try:
+            await self.link.store(
+                message.topic, message.value_bytes, headers, msg_id=f"{message.id}-{message.deliver_at_ms}"
+            )
+        except MqError:
+            self.settle("nack", message, {})
+            raise
         self.settle("ack", message, {})
 
 
@@ -298,12 +309,18 @@ class Ephemeral:
                 payload = read(message)
                 if payload is None:
                     continue
-                info = payload["properties"].get("delivery_info") or {}
-                if is_wanted(info.get("routing_key") or ""):
+                key = payload["properties"]["delivery_info"].get("routing_key") or ""
+                if isinstance(key, str) and is_wanted(key):
                     payload["properties"]["delivery_tag"] = f"{message.id}#{self.name}"
-                    await self.inbox.put_when_room(Arrival(self.name, payload))
+                    await self.put(Arrival(self.name, payload))
         except MqError as error:
             self.inbox.put(ConnectionLost(f"queue {self.name}: {error}"))
+
+    async def put(self, arrival: Arrival) -> None:
+        """Deliver it once there is room, wherever messages go by then."""
+        while self.inbox.is_full:
+            await self.inbox.change()
+        self.inbox.put(arrival)
 
     def deliver_to(self, inbox: Inbox) -> None:
         """Messages go there now; those that wait go along."""
@@ -580,13 +597,17 @@ class Link:
 
 
 def read(message: Message[Any]) -> dict[str, Any] | None:
-    """What kombu sent; None if it did not."""
+    """What kombu sent; None if it did not. What is read here does not fail in kombu, which would end a worker."""
     try:
-        payload = kombu.utils.json.loads(message.value_bytes or b"")
-    except (ValueError, RecursionError):
+        payload: dict[str, Any] = kombu.utils.json.loads(message.value_bytes or b"")
+        headers, properties = payload["headers"], payload["properties"]
+        info = properties.setdefault("delivery_info", {})
+        body, encoding = payload.get("body"), properties.get("body_encoding")
+        if body and encoding and encoding.lower() != "utf-8":
+            virtual.Channel.codecs[encoding].decode(body)
+    except Exception:  # kombu makes objects of what has a type
         return None
-    fields = isinstance(payload, dict) and [payload.get("headers"), payload.get("properties")]
-    return payload if fields and all(isinstance(field, dict) for field in fields) else None
+    return payload if all(isinstance(field, dict) for field in (headers, properties, info)) else None
 
 
 class _Process:
