@@ -43,6 +43,7 @@ from gateway.surfaces.rest_v2.instances.settings import InstanceSettings, parse_
 
 ILLEGAL_STATE = 40903
 DOCUMENT_BYTES_MAX = 64 * 1024
+_GENERATION_MAX = 2**63 - 1
 _DOCUMENT_VERSION = 1
 
 
@@ -86,7 +87,7 @@ class Instance:
             raise _illegal_state("partitions are assigned to this instance; unassign them before subscribing")
         before, self.wish = self.wish, wish
         try:
-            self._wanted()
+            self._check_length()
         except RequestError:
             self.wish = before
             raise
@@ -98,7 +99,7 @@ class Instance:
             raise _illegal_state("this instance subscribes to topics; delete its subscription before assigning")
         before, self.assigned = self.assigned, tuple(dict.fromkeys(partitions))
         try:
-            self._wanted()
+            self._check_length()
         except RequestError:
             self.assigned = before
             raise
@@ -222,30 +223,32 @@ class Instance:
 
     def encode(self) -> bytes:
         """The document. Positions that make it too long are left out: the group's commits then say where to begin."""
-        document, bare = self._wanted()
-        document["positions"] = [
+        document = self._wanted(self.generation)
+        positions = [
             (*topic_partition, position.next_offset, position.confirmed, position.committed)
             for topic_partition, position in self.positions.items()
         ]
-        whole = orjson.dumps(document)
-        return whole if len(whole) <= DOCUMENT_BYTES_MAX else bare
+        whole = orjson.dumps({**document, "positions": positions})
+        return whole if len(whole) <= DOCUMENT_BYTES_MAX else orjson.dumps(document)
 
-    def _wanted(self) -> tuple[dict[str, object], bytes]:
-        """The document without positions, and its bytes. Raises RequestError 422 when it is too long."""
+    def _check_length(self) -> None:
+        """Raises RequestError 422 for a document that is too long now, or would be in some generation of the group."""
+        if len(orjson.dumps(self._wanted(_GENERATION_MAX))) > DOCUMENT_BYTES_MAX:
+            raise invalid(f"the topics of one instance have at most {DOCUMENT_BYTES_MAX} bytes together; use a pattern")
+
+    def _wanted(self, generation: int | None) -> dict[str, object]:
+        """The document without positions."""
         wish = self.wish
-        document: dict[str, object] = {
+        return {
             "version": _DOCUMENT_VERSION,
             "settings": settings_as_json(self.settings),
             "topics": None if wish is None else sorted(wish.topics),
             "pattern": None if wish is None else wish.pattern,
             "visible": None if wish is None else wish.visible,
             "assigned": [(topic_partition.topic, topic_partition.partition) for topic_partition in self.assigned],
-            "generation": self.generation,
+            "generation": generation,
+            "positions": [],
         }
-        bare = orjson.dumps({**document, "positions": []})
-        if len(bare) > DOCUMENT_BYTES_MAX:
-            raise invalid(f"the topics of one instance have at most {DOCUMENT_BYTES_MAX} bytes together; use a pattern")
-        return document, bare
 
 
 def decode_instance(group: str, name: str, content: bytes) -> Instance:

@@ -177,6 +177,8 @@ class Instances:
             if live.turn.locked() or live.waiting_count:
                 continue
             async with live.turn:
+                if live.is_gone or live.heard_s > overdue_s:  # called while others were forgotten
+                    continue
                 log.info("consumer instance idle group=%s instance=%s", live.instance.group, live.instance.name)
                 try:
                     await self._commit_automatically(live)
@@ -493,8 +495,13 @@ class Instances:
                     await self._commit_automatically(live)
                     await self._release(live, forced=is_overdue)
                     await self._keep_soon(live)
-        except (GroupError, StoreError) as error:
-            log.info("consumer instance is out group=%s instance=%s why=%s", instance.group, instance.name, error)
+        except Exception as error:  # the server does not end with it, whatever it is
+            is_usual = isinstance(error, GroupError | StoreError)
+            log.log(
+                logging.INFO if is_usual else logging.ERROR,
+                "consumer instance is out group=%s instance=%s why=%s", instance.group, instance.name, error,
+                exc_info=None if is_usual else error,
+            )  # fmt: skip
             live.is_member = False  # joins again at its next call
             live.stirred.set()
 
@@ -545,7 +552,9 @@ class Instances:
         self._unfollow(live)
         live.is_gone = True
         live.stirred.set()
-        self._lives.pop((live.instance.group, live.instance.name), None)
+        place = live.instance.group, live.instance.name
+        if self._lives.get(place) is live:  # not another of that name
+            del self._lives[place]
 
     async def _keep(self, live: _Live, *, flushed: bool) -> None:
         instance = live.instance
@@ -553,10 +562,11 @@ class Instances:
         await self._groups.put_document(instance.group, key, instance.encode(), flushed=flushed)
 
     async def _keep_soon(self, live: _Live) -> None:
-        """How far it is: worth keeping, but no reason to refuse a read when the store takes nothing (C9)."""
+        """How far it is: worth keeping, but no reason to refuse a read when the store takes nothing (C9), or the group
+        has no room: the next read would confirm what was not answered."""
         try:
             await self._keep(live, flushed=False)
-        except StoreError as error:
+        except (GroupError, StoreError) as error:
             log.warning("position not kept instance=%s error=%r", live.instance.name, error)
 
     async def _commit_automatically(self, live: _Live) -> None:

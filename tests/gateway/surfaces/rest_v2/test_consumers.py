@@ -16,6 +16,7 @@ from aiohttp.test_utils import TestServer
 
 from gateway.api.shapes.consumers import TOPIC_PARTITIONS_MAX
 from gateway.codec.tags import batch_tag_hashes
+from gateway.groups.machines.errors import GroupFull
 from gateway.main.application import build_application
 from gateway.surfaces.http.context import Gateway
 from gateway.surfaces.rest_v2.consumers import FORMAT_DIFFERS, install_instances
@@ -758,6 +759,57 @@ async def test_an_idle_instance_is_forgotten_and_a_called_one_is_not(proxy: Prox
     assert (status, answer["error_code"]) == (404, INSTANCE_NOT_FOUND)
     assert await proxy.read(busy) == []
     assert len(proxy.groups.documents(prefix=DOCUMENT_PREFIX)) == 1
+
+
+async def test_an_instance_that_is_called_while_others_are_forgotten_stays(proxy: Proxy) -> None:
+    _, called = await proxy.create(name="a"), await proxy.create(name="b")
+    proxy.time.skipped_s += IDLE_MS / 1000
+    put, is_writing, go_on = proxy.groups.put_document, asyncio.Event(), asyncio.Event()
+
+    async def slow(group: str, key: str, content: bytes | None, *, flushed: bool = False) -> None:
+        if content is None:
+            is_writing.set()
+            await go_on.wait()
+        await put(group, key, content, flushed=flushed)
+
+    proxy.groups.put_document = slow  # type: ignore[method-assign]
+    forgetting = asyncio.create_task(proxy.instances.forget_idle())
+    await is_writing.wait()
+    assert (await proxy.call("POST", f"{called}/subscription", {"topics": ["orders"]}))[0] == 204
+    go_on.set()
+    await forgetting
+    assert await proxy.read(called) == []
+    assert proxy.instances.count == 1
+
+
+@pytest.mark.parametrize("error", [DiskFull("full"), GroupFull("no room")])
+async def test_a_read_whose_progress_cannot_be_kept_is_answered(proxy: Proxy, error: Exception) -> None:
+    """The next read takes for received what this one would have had."""
+    await proxy.send(*(b"%d" % number for number in range(4)))
+    base = await proxy.reader()
+
+    async def failing(*args: object, **options: object) -> None:
+        raise error
+
+    proxy.groups.put_document = failing  # type: ignore[method-assign]
+    assert [await proxy.values(base, "timeout=0&max_records=2") for _ in range(2)] == [[0, 1], [2, 3]]
+
+
+async def test_an_instance_whose_part_fails_is_out_and_takes_nobody_along(
+    proxy: Proxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    await proxy.send(b"0")
+    base, other = await proxy.reader(), await proxy.create()
+
+    def failing(*_: object) -> None:
+        raise ZeroDivisionError
+
+    heartbeat, proxy.groups.heartbeat = proxy.groups.heartbeat, failing  # type: ignore[method-assign,assignment]
+    await proxy.call("POST", f"{other}/subscription", {"topics": ["orders"]})  # shares are changed
+    await until(lambda: "ZeroDivisionError" in caplog.text)
+    proxy.groups.heartbeat = heartbeat  # type: ignore[method-assign]
+    assert not proxy._tasks[0].done()
+    assert sorted(await proxy.values(base) + await proxy.values(other)) == [0]
 
 
 @pytest.mark.parametrize("auto_commit", ["true", "false"])

@@ -183,6 +183,23 @@ def test_a_document_that_is_too_long_leaves_out_the_positions_and_then_is_refuse
     assert instance.encode()
 
 
+@pytest.mark.parametrize("over", [0, 1])
+def test_a_document_has_room_for_every_generation(over: int) -> None:
+    instance, last = subscribed(), 2**63 - 1
+    many = frozenset(f"{number:0249}" for number in range(259))
+    instance.wish, instance.generation = Subscription(many | {"t"}), last
+    left = DOCUMENT_BYTES_MAX - len(instance.encode())
+    instance.generation = None
+    wish = Subscription(many | {"t" * (1 + left + over)})
+    if over:
+        with pytest.raises(RequestError):
+            instance.subscribe(wish)
+        return
+    instance.subscribe(wish)
+    instance.generation = last
+    assert len(instance.encode()) == DOCUMENT_BYTES_MAX
+
+
 @pytest.mark.parametrize("content", [b"", b"{", b"1", b'{"version": 2}'])
 def test_what_is_no_document(content: bytes) -> None:
     with pytest.raises((ValueError, TypeError)):
