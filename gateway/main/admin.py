@@ -11,12 +11,13 @@ from gateway.api.quotas import TopicQuota
 from gateway.brokers.base import ALONE
 from gateway.brokers.local import LocalBroker
 from gateway.brokers.none import NoBroker
+from gateway.cluster.metadata import MetadataError
 from gateway.main.no_store import NoStore
 from gateway.routing.base import Attachment, TopicView
 from gateway.routing.table import RouteTable
 from gateway.settings.limits import Limits
 from store import Store
-from store.errors import StoreStopped, TopicExists
+from store.errors import Overloaded, StoreStopped, TopicExists
 from store.topics import Changes, KeyForm, TopicChoices, TopicConfig
 from timer.service import TimerService
 
@@ -98,6 +99,8 @@ class LocalAdmin:
             return await self.topics.create_topic(name, partitions, is_own=True)
         except TopicExists:
             return self.routes.topic(name)
+        except MetadataError as error:
+            raise Overloaded(f"topic {name} cannot be made now: {error}") from error
 
     async def create_topic(
         self, name: str, partitions: int, config: TopicConfig | None = None, json_keys: KeyForm | None = None

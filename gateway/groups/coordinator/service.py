@@ -80,7 +80,7 @@ from gateway.groups.coordinator.shards import GroupLogs, Shards
 from gateway.groups.coordinator.start_positions import decide_follow
 from gateway.groups.coordinator.stream import StreamMode
 from gateway.groups.machines.broadcast import group_of
-from gateway.groups.machines.config import GroupConfig, changed_settings, with_changes
+from gateway.groups.machines.config import INVISIBLE_MS_LIMIT, GroupConfig, changed_settings, with_changes
 from gateway.groups.machines.copies import check_group_name
 from gateway.groups.machines.errors import GroupActive, GroupFull, IllegalRequest
 from gateway.groups.machines.events import (
@@ -479,6 +479,8 @@ class Coordinator:
         async with self._context.whole_group(group, *self._table.lone_groups(group)):
             before = self._table.config(group)
             config = with_changes(before, changes)
+            if config.invisible_ms_max > INVISIBLE_MS_LIMIT:  # asked here, not where settings are read again
+                raise IllegalRequest(f"invisible_ms_max may be at most {INVISIBLE_MS_LIMIT}")
             try:
                 self._table.strategy(config)
             except (ValueError, ImportError, AttributeError) as error:

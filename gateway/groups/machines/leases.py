@@ -200,6 +200,7 @@ class PartitionLeases:
         for run in list(self._state.runs.values()):  # one attempt may be all there are now
             self._give_rows(run)
         self._state.last = {offset for offset, record in self._state.records.items() if self._is_last(record)}
+        self._make_times_anew()  # what was finished, and so is in the heap no more, may not be any more
 
     # What is
 
@@ -535,7 +536,8 @@ class PartitionLeases:
                     record = self._row(offset)
                     if event.uncounted:
                         record.attempt -= 1
-                        state.last.discard(offset)
+                        if not self._is_last(record):  # there may be fewer attempts by now than it has had
+                            state.last.discard(offset)
                     self._move(offset, record, event.visible_at_ms, is_leased=event.leased)
             case Rejected():
                 for offset in event.offsets:
@@ -754,9 +756,13 @@ class PartitionLeases:
         """Make the heap anew if it holds more old times than these: cheaper than to pop them one by one."""
         due, records, runs = self._state.due, self._state.records, self._state.runs
         if len(due) > len(records) + len(runs) + old_max:
-            due[:] = [(record.visible_at_ms, offset) for offset, record in records.items()]
-            due += [(run.until_ms, run.first) for run in runs.values()]
-            heapq.heapify(due)
+            self._make_times_anew()
+
+    def _make_times_anew(self) -> None:
+        due, records, runs = self._state.due, self._state.records, self._state.runs
+        due[:] = [(record.visible_at_ms, offset) for offset, record in records.items()]
+        due += [(run.until_ms, run.first) for run in runs.values()]
+        heapq.heapify(due)
 
     def _remove(self, offset: int) -> None:
         state = self._state

@@ -421,7 +421,10 @@ class GroupTable:
         return Group(name, config, Membership(name, config, self._strategy_or_none_found(name, config, rooms), rooms))
 
     def _configure(self, group: Group, config: GroupConfig) -> None:
-        """Change settings of a group, and of the members it has, when it is broadcasting."""
+        """Change settings of a group, and of the members it has, when it is broadcasting. Those have its settings,
+        whatever an event of their own says."""
+        if is_lone(group.name):
+            config = self.config(group.name)
         names = [group.name] if is_lone(group.name) else [group.name, *self.lone_groups(group.name)]
         for name in names:
             changed = self._groups[name]

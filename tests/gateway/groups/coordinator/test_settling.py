@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from gateway.codec.tags import MESSAGE_GROUP_HEADER, TAG_HEADER
+from gateway.groups.machines.config import INVISIBLE_MS_LIMIT
 from gateway.groups.machines.copies import REASON_BYTES_MAX, dead_letter_topic
 from gateway.groups.machines.errors import GroupActive, GroupFull, IllegalRequest, UnknownGroup
 from gateway.groups.machines.progress import Start
@@ -20,10 +21,11 @@ from gateway.groups.protocol import (
     RECEIVE_MESSAGES_MAX,
     REDRIVE_MAX,
     Delivered,
+    MemberKey,
     Receive,
     TopicPartition,
 )
-from store.errors import UnknownQueue
+from store.errors import DiskFull, UnknownQueue
 from tests.gateway.groups.coordinator.world import ORDERS, World, wanting, world
 from tests.waiting import WOKEN_S, until
 from timer.errors import TooManySchedules
@@ -458,3 +460,57 @@ async def test_both_receipts_of_an_extended_lease_mean_one_record() -> None:
         assert [result.ok for result in results] == [True, True]
         await made.tick(2000)
         assert len(await receive(made)) == 1
+
+
+@pytest.mark.parametrize("max_attempts", [2, 3])
+async def test_fewer_attempts_end_a_record_that_is_out_whether_or_not_it_is_given_back(max_attempts: int) -> None:
+    async with world(values=[b"1"]) as made:
+        await made.groups.configure(G, {"backoff_ms": [0]})
+        for _ in range(3):
+            (out,) = (await made.groups.receive(G, wanting(invisible_ms=60_000))).messages
+            if out.attempt < 3:
+                await made.groups.nack(G, [out.receipt])
+        await made.groups.configure(G, {"max_attempts": max_attempts})
+        await made.groups.give_back(G, [out.receipt])  # its last attempt does not count
+        await made.tick(60_000)
+        again = (await made.groups.receive(G, wanting())).messages
+        if max_attempts == 3:
+            assert values(again) == [b"1"]
+            return
+        assert not again
+        assert len(await made.records(dead_letter_topic(G))) == 1
+
+
+async def test_more_attempts_bring_back_what_could_not_be_dead_lettered(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refused(*_: object) -> None:
+        raise DiskFull("full")
+
+    async with world(values=[b"1"]) as made:
+        await made.groups.configure(G, {"max_attempts": 1})
+        await made.groups.receive(G, wanting(invisible_ms=1_000))
+        with monkeypatch.context() as patch:
+            patch.setattr(made, "create_own_topic", refused)
+            await made.tick(2_000)
+            assert not (await made.groups.receive(G, wanting())).messages
+            await made.groups.configure(G, {"max_attempts": 2})
+        assert values((await made.groups.receive(G, wanting())).messages) == [b"1"]
+
+
+async def test_a_lease_may_be_set_to_last_so_long_and_no_longer() -> None:
+    async with world(values=[b"1"]) as made:
+        longest = {"invisible_ms_max": INVISIBLE_MS_LIMIT, "invisible_ms": INVISIBLE_MS_LIMIT}
+        await made.groups.configure(G, longest)
+        assert len((await made.groups.receive(G, wanting())).messages) == 1
+        with pytest.raises(IllegalRequest, match="invisible_ms_max"):
+            await made.groups.configure(G, {"invisible_ms_max": INVISIBLE_MS_LIMIT + 1})
+
+
+async def test_members_of_a_broadcasting_group_have_its_settings_after_a_restart() -> None:
+    async with world() as made:
+        await made.groups.configure(G, {"mode": "broadcast", "session_timeout_ms": 600_000})
+        _, share = await made.groups.join(G, "one", ORDERS)
+        await made.groups.leave(G, MemberKey("one", share.generation))
+        await made.stop()
+        await made.start()
+        await made.groups.join(G, "one", ORDERS)
+        assert made.groups.members(G)["one"].session_timeout_ms == 600_000
