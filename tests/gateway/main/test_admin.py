@@ -22,7 +22,7 @@ async def test_a_topic_that_the_metadata_cannot_make_now_is_refused_as_by_a_stor
     async def create_topic(*_: object, **choices: object) -> None:
         raise Unavailable("no endpoint answers")
 
-    admin = LocalAdmin(NoStore(StoreConfig(tmp_path)), None, Limits(), RouteTable(), is_node=True)
+    admin = LocalAdmin(NoStore(StoreConfig(root=tmp_path)), None, Limits(), RouteTable(), is_node=True)
     admin.topics = SimpleNamespace(create_topic=create_topic)  # type: ignore[assignment]
     with pytest.raises(Overloaded, match="%DLQ%g cannot be made now: no endpoint answers"):
         await admin.create_own_topic("%DLQ%g", 1)
