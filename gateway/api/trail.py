@@ -188,6 +188,10 @@ class Trail:
             except OSError as failure:
                 error = failure
                 waiting.acts[:0] = acts
+            except Exception:  # the server goes on, and would meet the same line again
+                log.exception("lines of the trail of admin actions are lost count=%d", len(acts))
+                self.stats.lost_count += len(acts)
+                self._unsaid_lost += len(acts)
             else:
                 self.stats.written_count += len(acts)
         self._say(error)

@@ -108,7 +108,10 @@ def encoded(act: Act, time_ms: int) -> bytes:
     room = DETAILS_BYTES_MAX
     for name, value in act.details.items():
         shown = {_text(name): _text(value) if isinstance(value, str) else value}
-        room -= len(orjson.dumps(shown))
+        try:
+            room -= len(orjson.dumps([shown])) - 2  # as deep as it is in the line
+        except TypeError:  # nested more deeply than can be written: a route that takes fields it does not know
+            room = -1
         if room < 0:
             details["cut"] = True
             break
@@ -283,7 +286,9 @@ class _Back:
             except FileNotFoundError:  # the ring has moved on
                 return
             try:
-                end = before.offset if before is not None and number == before.number else file.size()
+                end = file.size()
+                if before is not None and number == before.number:
+                    end = min(before.offset, end)  # a cursor says what its sender likes
                 if self.position == Position(0, 0):
                     self.position = Position(number, end)
                 for start, row in self._lines(file, end):

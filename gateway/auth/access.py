@@ -52,7 +52,13 @@ class Scope(NamedTuple):
             return False
         if self.pattern.endswith("*"):
             return name.startswith(self.pattern[:-1])
-        return name == self.pattern or name.startswith(f"{self.pattern}/")
+        return is_of(name, self.pattern)
+
+
+def is_of(name: str, owner: str) -> bool:
+    """Whether a name is this one, or, where this is a topic's or a group's, of something in it: `orders/user/42` is of
+    `orders`, and `orders/user/42/x` another light queue, not of `orders/user/42`."""
+    return name == owner or ("/" not in owner and name.startswith(f"{owner}/"))
 
 
 ON_RESOURCES = frozenset(

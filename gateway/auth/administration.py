@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import orjson
 
-from gateway.auth.access import ON_RESOURCES, Kind, Permission, Scope
+from gateway.auth.access import ON_RESOURCES, Kind, Permission, Scope, is_of
 from gateway.auth.acl import Acl, Rule, parse_acl, parse_rules
 from gateway.auth.config import AuthConfig
 from gateway.auth.operator_files import RULES_BYTES_MAX, locked, read_file, replace_file
@@ -178,7 +178,7 @@ def _covers(pattern: str, other: str) -> bool:
     """Whether a pattern matches all that another one does."""
     if pattern.endswith("*"):
         return other.removesuffix("*").startswith(pattern[:-1])
-    return pattern == other or other.startswith(f"{pattern}/")
+    return is_of(other, pattern)
 
 
 def _overlap(one: str, other: str) -> bool:

@@ -73,8 +73,11 @@ class PolicyFiles:
         try:
             policy = self.load()
         except PolicyError as error:
-            self.error = error
-            log.error("access rules not reloaded, the old ones stay in force: %s", error)
+            if str(error) != str(self.error):
+                log.error("access rules not reloaded, the old ones stay in force: %s", error)
+                self.error = error
+            if isinstance(error.__cause__, OSError):
+                self._seen = None  # an owner, a right or a free handle may change it, which no signature shows
             return None
         self.error = None
         log.info("access rules reloaded tokens=%d", len(policy.tokens))

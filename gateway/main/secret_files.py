@@ -90,6 +90,7 @@ async def _keep_fresh(config: ClusterConfig, secret: Secret, others: Sequence[Wa
     secrets = (config.secret_file, also_file(config))
     watched: list[Watched] = [(secrets, lambda: _rotate(config, secret)), *others]
     seen: list[Signature | None] = [None] * len(watched)  # they may have changed since they were read
+    refused: dict[int, str] = {}
     loop = asyncio.get_running_loop()
     former_until_s = loop.time()
     while True:
@@ -104,9 +105,13 @@ async def _keep_fresh(config: ClusterConfig, secret: Secret, others: Sequence[Wa
             try:
                 use()
             except (OSError, ValueError, ssl.SSLError) as error:
-                log.error("not read again, what was in force stays file=%s error=%s", files[0], error)
+                if isinstance(error, OSError):
+                    seen[number] = None  # an owner, a right or a free handle may change it, which no signature shows
+                if refused.get(number) != str(error):
+                    refused[number] = str(error)
+                    log.error("not read again, what was in force stays file=%s error=%s", files[0], error)
             else:
-                if not is_first:
+                if not is_first or refused.pop(number, None):
                     log.info("read again file=%s", files[0])
                 if files == secrets:
                     former_until_s = loop.time() + FORMER_S

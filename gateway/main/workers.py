@@ -209,7 +209,15 @@ class Workers:
         while not self._is_stopping:
             begun_s = loop.time()
             self._told.pop(number, None)
-            process = self._processes[number] = await self._spawn(number)
+            try:
+                process = self._processes[number] = await self._spawn(number)
+            except OSError as error:  # memory or handles are short for a moment, as when a worker was killed for them
+                if not self._steady.is_set():
+                    raise
+                pause_s = min(2 * pause_s, PAUSE_S_MAX)
+                log.error("worker cannot be started yet worker=%d pause_ms=%d error=%s", number, pause_s * 1000, error)
+                await asyncio.sleep(pause_s)
+                continue
             status = await process.wait()
             self._feed.forget(number)
             if self._is_stopping:

@@ -133,8 +133,8 @@ class Origins:
             log.warning(
                 "a web page was refused origin=%s host=%s: to let it in, add its origin to the setting allowed_origins "
                 "(MQ_ALLOWED_ORIGINS)",
-                (origin or "-")[:200],
-                (host or "-")[:200],
+                _shown(origin),
+                _shown(host),
             )
 
     def _answers_to(self, host: str) -> bool:
@@ -150,6 +150,11 @@ class Origins:
         except ValueError:
             return False
         return True
+
+
+def _shown(text: str | None) -> str:
+    """A header for the log, whose file takes no octets that are no text."""
+    return (text or "-")[:200].encode("utf-8", "backslashreplace").decode()
 
 
 def _one_name(netloc: str) -> str:

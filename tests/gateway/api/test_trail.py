@@ -8,13 +8,14 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from unittest.mock import Mock
 
 import orjson
 import pytest
 
 from gateway.api import trail as trails
 from gateway.api.trail import REFUSED_BURST_MAX, REFUSED_PER_S_MAX, WAITING_MAX, Trail
-from gateway.api.trail_files import Act, Outcome
+from gateway.api.trail_files import Act, Outcome, Ring
 from store.files import Files
 from tests.clock import START_MS, FakeClock
 from tests.simdisk import Fault, SimDisk
@@ -99,6 +100,17 @@ async def test_a_full_disk_stops_no_action_and_the_trail_says_what_it_lacks(
     assert (found[-1]["action"], found[-1]["details"]) == ("trail.lost", {"count": 6})
     assert caplog.text.count("cannot be written") == 1
     assert caplog.text.count("is written again") == 1
+
+
+async def test_a_line_that_cannot_be_made_is_lost_and_the_trail_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(unstarted(SimDisk())) as trail:
+        with monkeypatch.context() as patch:
+            patch.setattr(Ring, "append", Mock(side_effect=TypeError("no JSON")))
+            await trail.recorded(act("a"))
+        await trail.recorded(act("b"))
+        found = await rows(trail)
+    assert trail.stats.lost_count == 1
+    assert {row["action"] for row in found} == {"topic.create", "trail.lost"}
 
 
 async def test_a_disk_that_hangs_keeps_no_answer_for_long(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from gateway.api.trail_files import (
     encoded,
     read_page,
 )
-from store.files import OsFiles
+from store.files import File, OsFiles
 from tests.simdisk import Fault, SimDisk
 
 ROOT = Path("/data") / DIRECTORY
@@ -186,6 +186,27 @@ def test_details_are_cut_at_their_bound() -> None:
     whole = {"a": ["x" * room]}
     assert orjson.loads(encoded(act(0, details=whole), 0))["details"] == whole
     assert orjson.loads(encoded(act(0, details={"b": 1, "a": ["x" * room]}), 0))["details"] == {"b": 1, "cut": True}
+
+
+@pytest.mark.parametrize("levels", [10, 251, 252, 253, 254, 255, 1_000])
+def test_a_detail_that_is_nested_too_deeply_is_cut(levels: int) -> None:
+    nested = orjson.loads(b"[" * levels + b"]" * levels)
+    shown = orjson.loads(encoded(act(0, details={"b": 1, "a": nested}), 0))["details"]
+    assert shown == ({"b": 1, "a": nested} if levels <= 252 else {"b": 1, "cut": True})
+
+
+def test_a_cursor_beyond_the_end_of_a_file_reads_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = SimDisk()
+    Ring(ROOT, ACTIONS, disk).append([(number, act(number)) for number in range(3)])
+    back_of_file = trail_files._Back._lines
+
+    def bounded(self: trail_files._Back, file: File, end: int) -> object:
+        assert end <= file.size()
+        return back_of_file(self, file, end)
+
+    monkeypatch.setattr(trail_files._Back, "_lines", bounded)
+    page = read_page(ROOT, disk, lambda row: True, cursor=f"1.{10**12 - 1}-0.0-0.0-0.0", limit=10)
+    assert [row["time_ms"] for row in page.rows] == [2, 1, 0]
 
 
 def test_credentials_are_never_written_wherever_a_client_put_them() -> None:

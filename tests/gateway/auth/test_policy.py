@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -60,6 +62,28 @@ def test_a_file_with_a_mistake_leaves_the_old_rules_and_is_read_when_it_is_right
     assert str(config.acl_path) in caplog.text
     config.acl_path.write_text("")
     assert files.reload() is not None
+
+
+def test_a_file_that_could_not_be_read_is_looked_at_again_though_it_is_the_same(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its owner has come later, or there was no file handle left."""
+    config = AuthConfig(data=tmp_path)
+    id_ = add_token(config.tokens_path)
+    files = PolicyFiles(config)
+    files.load()
+    change_tokens(config.tokens_path, lambda tokens: tokens.pop(id_))
+    with monkeypatch.context() as patch, caplog.at_level(logging.ERROR):
+        patch.setattr("gateway.auth.policy.read_tokens", Mock(side_effect=OSError(errno.EMFILE, "Too many open files")))
+        assert files.reload() is None
+        error = files.error
+        assert files.reload() is None
+        assert files.error is error is not None
+    assert caplog.text.count("not reloaded") == 1
+    policy = files.reload()
+    assert policy is not None
+    assert not policy.tokens
+    assert files.reload() is None
 
 
 def test_a_start_with_a_bad_file_is_refused_by_its_name(tmp_path: Path) -> None:

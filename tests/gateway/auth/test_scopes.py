@@ -58,6 +58,8 @@ def test_nothing_is_allowed_unless_a_scope_says_so() -> None:
         ("receive:topic:a/user/42", Permission.RECEIVE, "a/user/42", None, True),
         ("receive:topic:a/user/42", Permission.RECEIVE, "a/user/421", None, False),
         ("receive:topic:a/user/42", Permission.RECEIVE, "a/user/4", None, False),
+        ("receive:topic:a/user/42", Permission.RECEIVE, "a/user/42/mail", None, False),
+        ("receive:topic:a/user/42/*", Permission.RECEIVE, "a/user/42/mail", None, True),
         ("receive:topic:a/user/42", Permission.RECEIVE, "a", None, False),
         ("receive:topic:a/user/*", Permission.RECEIVE, "a/user/42", None, True),
         ("receive:topic:a/user/*", Permission.RECEIVE, "a/room/7", None, False),

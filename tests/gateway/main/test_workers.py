@@ -7,6 +7,7 @@ gateway.surfaces.peer.link and gateway.cluster.peer_link.
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import subprocess
@@ -14,14 +15,19 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import aiohttp
 import pytest
 
 from gateway.main.listener import bound_socket, bound_sockets
+from gateway.main.workers import Workers
 from loadtest.certificates import write_certificate
+from tests.clock import FakeClock
 from tests.e2e.server import SMALL_FILES, Server
+from tests.gateway.fake_broker import fake_gateway
 from tests.history import Outcome, Recorder, Seen, check
 from tests.waiting import PATIENCE_S, until
 
@@ -247,6 +253,35 @@ def _runs(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+async def test_a_worker_that_cannot_be_forked_for_a_moment_is_started_later(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Memory is short when a worker has just been killed for it. The server goes on; before it has begun it refuses."""
+    monkeypatch.setattr("gateway.main.workers.PAUSE_S", 0.0)
+    gateway, _ = fake_gateway(FakeClock())
+    workers = Workers(gateway, [Mock()], Mock())
+    begun: list[int] = []
+
+    async def spawn(number: int) -> object:
+        begun.append(number)
+        if len(begun) < 3:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+        async def wait() -> int:
+            workers._is_stopping = True
+            return 0
+
+        return SimpleNamespace(wait=wait)
+
+    monkeypatch.setattr(workers, "_spawn", spawn)
+    with pytest.raises(BlockingIOError):
+        await workers._keep(1)
+    workers._steady.set()
+    await workers._keep(1)
+    assert begun == [1, 1, 1]
+    assert caplog.text.count("cannot be started yet") == 1
 
 
 def test_a_port_that_is_taken_is_not_shared() -> None:

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import Mock
 
 import aiohttp
 import pytest
@@ -20,7 +21,7 @@ import uvloop
 
 from gateway.main.garbage import collector_off
 from gateway.main.loop_watch import Held, LoopWatch
-from gateway.main.tls import ServerTls
+from gateway.main.tls import ServerTls, TlsError
 from gateway.settings.tls import TlsConfig
 from gateway.surfaces.http import accepting
 from gateway.surfaces.http.context import Gateway, GatewayStats
@@ -233,3 +234,26 @@ async def test_nobody_renegotiates(server: Served) -> None:
     said, _ = await asyncio.wait_for(process.communicate(b"R\n"), PATIENCE_S)
     assert b"RENEGOTIATING" in said
     assert b"no renegotiation" in said
+
+
+def test_a_certificate_that_could_not_be_read_is_looked_at_again_though_it_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its owner has come later: no signature shows that. Why it is not in use is said once."""
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    write_certificate(cert, key)
+    tls = ServerTls(TlsConfig(cert_file=cert, key_file=key))
+    tls.trusting()
+    assert tls.reload() is False
+    write_certificate(cert, key)
+    with monkeypatch.context() as patch:
+        patch.setattr("gateway.main.tls.read_file", Mock(side_effect=PermissionError(13, "Permission denied")))
+        assert isinstance(tls.reload(), TlsError)
+        assert tls.reload() is False
+    assert tls.reload() is True
+    assert tls.reload() is False
+    write_certificate(cert, key)
+    with monkeypatch.context() as patch:
+        patch.setattr(ssl.SSLContext, "load_verify_locations", Mock(side_effect=ssl.SSLError("no start line")))
+        assert isinstance(tls.reload(), TlsError)
+    assert tls.reload() is True

@@ -43,7 +43,6 @@ APP = "https://app.example"
         ("null", "localhost:8082", False),
         ("", "localhost:8082", False),
         ("http://[", "localhost:8082", False),
-        ("http://\udcff", "\udcff", False),
         (None, "127.0.0.1:8082", True),
         (None, "[::1]:8082", True),
         (None, "app.example", True),
@@ -68,6 +67,16 @@ def test_pages_of_this_server_and_of_listed_origins_are_let_in(
             with pytest.raises(RequestError) as refusal:
                 origins.check(headers)
             assert refusal.value.error_code == 40301
+
+
+@pytest.mark.parametrize("allowed", [(APP,), ("*",)])
+def test_octets_that_are_no_text_are_no_origin_and_the_log_can_be_written(
+    allowed: tuple[str, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(RequestError) as refusal:
+        Origins(allowed, frozenset(("app.example",))).check({"Origin": "http://\udcff", "Host": "\udcff"})
+    assert refusal.value.error_code == 40301
+    assert rb"origin=http://\udcff host=\udcff:" in caplog.text.encode()
 
 
 def test_any_origin_can_be_allowed_and_any_name_answered_to() -> None:
