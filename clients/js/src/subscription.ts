@@ -82,6 +82,7 @@ export class Subscription<M extends Item = Message> implements AsyncIterable<M> 
   #closing: Promise<void> | null = null;
   #workers: Promise<void> | null = null; // calls of onMessage
   #end: { error: Error | null } | null = null;
+  readonly #aborted = (): void => void this.close();
   #accept!: () => void;
   #refuse!: (error: Error) => void;
 
@@ -111,7 +112,7 @@ export class Subscription<M extends Item = Message> implements AsyncIterable<M> 
       this.#refuse = reject;
     });
     this.ready.catch(() => {}); // whoever iterates gets the error there
-    options.signal?.addEventListener("abort", () => void this.close(), { once: true });
+    options.signal?.addEventListener("abort", this.#aborted, { once: true });
     if (this.mode === "stream" && options.autoAck !== true) {
       const everyMs = options.commitIntervalMs ?? COMMIT_INTERVAL_MS;
       this.#commitTimer = setInterval(() => void this.commit().catch(() => {}), everyMs);
@@ -668,6 +669,7 @@ export class Subscription<M extends Item = Message> implements AsyncIterable<M> 
     // A reader may still have what has come; the others could not settle it, and after close() nobody wants it.
     if (error === null || this.mode !== "reader") this.#inbox.drop(() => true);
     clearInterval(this.#commitTimer);
+    this.options.signal?.removeEventListener("abort", this.#aborted); // it may live longer, and hold this
     this.#refuse(error ?? new Closed("the subscription is closed"));
     this.#inbox.wake();
     this.onOver();

@@ -1,4 +1,5 @@
 import assert from "node:assert/strict";
+import { getEventListeners } from "node:events";
 import { test } from "node:test";
 import { connect } from "../build/index.js";
 import { Closed, MqError, Refused, Undecodable } from "../build/errors.js";
@@ -609,6 +610,11 @@ test("close ends iterators quietly; so does an abort signal", async () => {
   await second.ready;
   controller.abort();
   assert.deepEqual(await second[Symbol.asyncIterator]().next(), { value: undefined, done: true });
+  const kept = new AbortController();
+  const closed = client.subscribe({ topics: "t", signal: kept.signal });
+  assert.equal(getEventListeners(kept.signal, "abort").length, 1);
+  await closed.close();
+  assert.equal(getEventListeners(kept.signal, "abort").length, 0, "the signal may outlive it");
   const third = client.subscribe({ topics: "t", signal: AbortSignal.abort() });
   assert.deepEqual(await third[Symbol.asyncIterator]().next(), { value: undefined, done: true });
   await client.close();
