@@ -6,7 +6,7 @@ import re
 
 from pyspark_mq.client import Client
 from pyspark_mq.errors import MqError, NotFound
-from pyspark_mq.offsets import Assign, OffsetForTime, Selection, Subscribe, SubscribePattern, TopicState
+from pyspark_mq.offsets import Assign, OffsetForTime, Selection, Subscribe, SubscribePattern, Topics, TopicState
 
 
 class Catalog:
@@ -35,12 +35,15 @@ class Catalog:
             return {name: _only(state, self._selection.partitions[name]) for name, state in found.items()}
         return found
 
-    def all(self) -> dict[str, TopicState]:
+    def all(self) -> Topics:
         """As `existing`, but a topic or partition that was named and does not exist is an error.
 
         A pattern that matches nothing is none: topics may come later.
         """
-        found = self.existing()
+        return self.complete(self.existing())
+
+    def complete(self, found: Topics) -> Topics:
+        """What `existing` found, unless something that was named is missing in it: then an MqError."""
         match self._selection:
             case Subscribe(topics):
                 missing = [name for name in topics if name not in found]

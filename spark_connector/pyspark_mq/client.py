@@ -80,6 +80,14 @@ class Fetched(NamedTuple):
     epoch: str
 
 
+class Appended(NamedTuple):
+    """What became of a batch. `is_known`: the server says where it is. Of an old repeat it does not know: it takes any
+    number below those it remembers for one."""
+
+    is_repeat: bool
+    is_known: bool
+
+
 class _Request(NamedTuple):
     method: str
     path: str
@@ -240,16 +248,20 @@ class Client:
         except (TypeError, ValueError) as error:
             raise MqError(f"{self._base}{path} answered without the headers of an mq server: {error}") from error
 
-    def send_batch(self, topic: str, partition: int, batch: bytes, identity: Mapping[str, str]) -> bool:
-        """Append one batch; durable on return. True: it is a repeat, by the `identity` headers, and was there."""
+    def send_batch(self, topic: str, partition: int, batch: bytes, identity: Mapping[str, str]) -> Appended:
+        """Append one batch; durable on return. A repeat, by the `identity` headers, is not stored again."""
         path = f"/topics/{quote(topic, safe='')}/partitions/{partition}"
         reply = self._post(path, batch, {"Content-Type": BATCH_MEDIA_TYPE, **identity})
-        return self._repeated_count(reply) > 0
+        receipts = self._receipts(reply)
+        return Appended(
+            any(receipt.get("duplicate") for receipt in receipts),
+            all(receipt.get("offset") is not None for receipt in receipts),
+        )
 
     def send_json(self, topic: str, body: bytes, identity: Mapping[str, str]) -> int:
         """Send records as JSON with base64; durable on return. How many of them are repeats, and were there."""
         reply = self._post(f"/topics/{quote(topic, safe='')}", body, {"Content-Type": JSON_MEDIA_TYPE, **identity})
-        return self._repeated_count(reply)
+        return sum(bool(receipt.get("duplicate")) for receipt in self._receipts(reply))
 
     def move_group(self, group: str, topic: str, partition: int, offset: int) -> None:
         """Say that a group is at an offset of a partition: it has all records before it. Durable on return.
@@ -276,9 +288,8 @@ class Client:
         path = f"{consumers}/instances/{quote(instance, safe='')}"
         self._exchange(_Request("DELETE", path, {"Accept": "application/json"}))
 
-    def _repeated_count(self, reply: _Reply) -> int:
-        receipts = _field(self._json(reply), "offsets", list)
-        return sum(isinstance(receipt, dict) and bool(receipt.get("duplicate")) for receipt in receipts)
+    def _receipts(self, reply: _Reply) -> list[dict[str, object]]:
+        return [receipt for receipt in _field(self._json(reply), "offsets", list) if isinstance(receipt, dict)]
 
     @property
     def _base(self) -> str:

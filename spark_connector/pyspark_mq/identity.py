@@ -9,7 +9,8 @@ A lane is the rows of one task for one partition of a topic; the server keeps nu
 is Spark's number of the micro-batch. The digest covers all rows of the lane so far in this epoch: when a repeat brings
 other rows, or the same in another order, its numbers are not those the server has seen, and it refuses them. (Only the
 newest stored batch of a lane may be followed by a higher number with another digest: then rows are stored twice, never
-lost.) With a key the server compares the bodies.
+lost.) The server remembers the newest numbers of a lane, and takes all below them for repeats: so a task has failed if
+the last batch of a lane is one of those (sending.py). With a key the server compares the bodies.
 """
 
 from __future__ import annotations

@@ -173,7 +173,7 @@ class JsonValues:
                         assert isinstance(document, dict)
                         value = document[field.name]
                     cells[row] = convert(value)
-                except (ValueError, OverflowError, InvalidOperation) as error:
+                except (ValueError, OverflowError, InvalidOperation, RecursionError) as error:
                     cells[row] = None
                     spoilt(row, f"{field.name}: {error}")
         return pa.array(cells, arrow)
@@ -252,7 +252,7 @@ def _array(kind: T.ArrayType) -> Convert:
 
 def _map(kind: T.MapType) -> Convert:
     part = _converter(kind.valueType)
-    return lambda value: [(k, None if item is None else part(item)) for k, item in _of(dict, value).items()]
+    return lambda value: [(_string(k), None if item is None else part(item)) for k, item in _of(dict, value).items()]
 
 
 def _decimal(kind: T.DecimalType) -> Convert:
@@ -261,8 +261,11 @@ def _decimal(kind: T.DecimalType) -> Convert:
     def convert(value: object) -> object:
         if isinstance(value, bool) or not isinstance(value, int | Decimal | str):
             raise ValueError("not a number")
+        number = Decimal(value)
+        if not number.is_finite():
+            raise ValueError("not a finite number")
         with localcontext(prec=digits):
-            return Decimal(value).quantize(smallest)
+            return number.quantize(smallest)
 
     return convert
 
@@ -301,10 +304,11 @@ def _boolean(value: object) -> object:
 
 
 def _string(value: object) -> object:
-    if isinstance(value, str):
-        value.encode()  # half of a surrogate pair is no text: ValueError
-        return value
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str)
+    text = value
+    if not isinstance(text, str):
+        text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str)
+    text.encode()  # half of a surrogate pair is no text: ValueError
+    return text
 
 
 def _binary(value: object) -> object:

@@ -114,6 +114,7 @@ class _Lane:
     def __init__(self) -> None:
         self.number = 0
         self.digest = 0
+        self.is_known = True  # to the server, the last batch that it answered
         self.under_way: Future[None] | None = None
         self._pieces: list[pa.RecordBatch] = []
         self._bytes = 0
@@ -194,6 +195,9 @@ class _Outbox:
             self._send_delayed(topic, delayed)
         while self._under_way:
             self._under_way.popleft().result()
+        for (topic, partition), lane in self._lanes.items():
+            if not lane.is_known:  # if it were, then all before it: its digest is of all rows of the lane
+                raise _not_repeatable(f"{topic}/{partition}", _PASSED)
         return sum(self._counts, Counts())
 
     # --- which partition
@@ -258,7 +262,7 @@ class _Outbox:
         body = encoded.sealed(self._now_ms() if stamp_ms is None else stamp_ms)
 
         def send(client: Client) -> Counts:
-            is_repeat = client.send_batch(topic, partition, body, headers)
+            is_repeat, lane.is_known = client.send_batch(topic, partition, body, headers)
             return Counts(0, encoded.record_count) if is_repeat else Counts(encoded.record_count)
 
         if lane.under_way is not None:
@@ -295,12 +299,7 @@ class _Outbox:
             except ServerError as error:
                 if error.error_code not in _NOT_REPEATABLE:
                     raise
-                raise NotRepeatable(
-                    f"{place}: an earlier attempt of this write sent other rows, or the same in another order. Nothing "
-                    "was taken for stored that is not. Rows that went through a shuffle may come in another order each "
-                    "time: set sortRows=true. To go on now, set another writeId: all rows of this write are then sent "
-                    f"again, and those that the earlier attempt stored are there twice. The server said: {error}"
-                ) from error
+                raise _not_repeatable(place, str(error)) from error
 
         while len(self._under_way) >= IN_FLIGHT:
             self._under_way.popleft().result()
@@ -316,7 +315,17 @@ class _Outbox:
             self._clients.put(client)
 
 
+_PASSED = "the last batch has a number below all that it remembers: of fewer rows than before, or of an earlier epoch"
 _NOT_REPEATABLE = (40956, 42254)  # a number that was passed over; a key with another body
+
+
+def _not_repeatable(place: str, said: str) -> NotRepeatable:
+    return NotRepeatable(
+        f"{place}: an earlier attempt of this write sent other rows, or the same in another order. Nothing was taken "
+        "for stored that is not. Rows that went through a shuffle may come in another order each time: set "
+        "sortRows=true. To go on now, set another writeId: all rows of this write are then sent again, and those that "
+        f"the earlier attempt stored are there twice. The server said: {said}"
+    )
 
 
 def partition_count(client: Client, topic: str) -> int:

@@ -12,8 +12,9 @@ Which process calls what: Spark keeps one reader in one process on the driver fo
 that fails here ends the query, so all requests are retried (client.py).
 
 Invariants
-    S1  batch 0 of a stream that starts at the end is empty. After a crash in batch 0 Spark plans it again from a *new*
-        initialOffset: records that were in it would be lost
+    S1  batch 0 ends no later than where partitions ended when its beginning was looked up. After a crash in batch 0
+        Spark plans it again from a *new* initialOffset, which of a partition that begins at its end (latest, -1, a time
+        that no record matches) is a later one: records between them would be lost
     S2  `latestOffset` moves no partition back, and under AvailableNow goes no further than what was there when the
         query started
     S3  an answer names exactly the partitions that exist, so that a new one can be told from one that vanished
@@ -94,12 +95,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._columns = columns
         self._values = values
         self._monotonic = monotonic
-        self._starting = options.starting or Latest()
         self._catalog = Catalog(Client(options.endpoint), options.selection)
         self._seen: Topics | None = None  # what the last look-up found
         self._frozen: Topics | None = None  # under AvailableNow: what was there when the query started
         self._initial: StreamOffset | None = None
-        self._pinned = False
+        self._first: Topics | None = None  # what `_initial` was looked up in, until batch 0 is planned
         self._last_trigger_s: float | None = None
         self._lag: LagReporter | None = None
 
@@ -110,9 +110,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> _Json:
         """Where a new query begins. Asked more than once, it answers the same."""
         if self._initial is None:
-            topics = self._frozen if self._frozen is not None else self._catalog.all()
+            if self._first is None:
+                self._first = self._frozen if self._frozen is not None else self._catalog.existing()
+            topics = self._catalog.complete(self._first)
             offsets = resolve_start(
-                self._starting,
+                self._options.starting or Latest(),
                 topics,
                 self._catalog.times(),
                 no_match_is_latest=self._options.no_match_is_latest,
@@ -138,9 +140,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return self._latest_without_start()
         position = StreamOffset.from_json(start)
         self._report(position)  # Spark asks for a batch when the one before is done, and commits none after the last
-        if self._pins_the_beginning(position):
-            return start
-        topics = self._seen = self._frozen if self._frozen is not None else self._catalog.existing()
+        topics = self._seen = self._look_up(position)
         begin = self._continued(position, topics)
         end = ends(topics)
         places, last = counted(topics, begin), counted(topics, end)
@@ -186,18 +186,16 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._lag.report(position.offsets)
 
     def _latest_without_start(self) -> _Json:
-        """For pyspark 4.0 and 4.1, where this comes before `initialOffset`; S1 then needs both to agree."""
-        if self._initial is None and isinstance(self._starting, Latest):
-            return self.initialOffset()
-        topics = self._seen = self._catalog.existing()
+        """For pyspark 4.0 and 4.1, where this comes before `initialOffset`; both go by one look-up (S1)."""
+        topics = self._seen = self._first = self._catalog.existing()
         return _stream_offset(topics, ends(topics)).to_json()
 
-    def _pins_the_beginning(self, position: StreamOffset) -> bool:
-        """True once, at the beginning of a new query that starts at the end (S1)."""
-        if self._pinned or not isinstance(self._starting, Latest) or position != self._initial:
-            return False
-        self._pinned = True
-        return True
+    def _look_up(self, position: StreamOffset) -> Topics:
+        """The topics as they are for a batch that begins at a position."""
+        if position == self._initial and self._first is not None:
+            topics, self._first = self._first, None  # batch 0 (S1)
+            return topics
+        return self._frozen if self._frozen is not None else self._catalog.existing()
 
     def _continued(self, position: StreamOffset, topics: Topics) -> Offsets:
         """Where each partition that exists goes on: its position, or its beginning when it is new."""

@@ -116,7 +116,7 @@ class FakeServer:
         is_repeat = any((path, identity) == (known, by) for known, by, _ in self.sent)
         if not is_repeat:
             self.sent.append((path, identity, body))
-        receipt = {"partition": 0, "offset": None, **({"duplicate": True} if is_repeat else {})}
+        receipt = {"partition": 0, "offset": 0, **({"duplicate": True} if is_repeat else {})}
         count = len(json.loads(body)["records"]) if "json" in headers["Content-Type"] else 1
         return _json(200, {"offsets": [receipt] * count})
 

@@ -53,6 +53,7 @@ def one(kind: T.DataType, text: str) -> object:
         (T.StringType(), '"\\ud800"', None),
         (T.StringType(), "5", "5"),
         (T.StringType(), '{"a": [1, null]}', '{"a":[1,null]}'),
+        (T.StringType(), '{"a": "\\ud800"}', None),
         (T.BooleanType(), "true", True),
         (T.BooleanType(), '"true"', None),
         (T.BinaryType(), '"aGk="', b"hi"),
@@ -60,6 +61,8 @@ def one(kind: T.DataType, text: str) -> object:
         (T.DecimalType(6, 2), "1.255", Decimal("1.26")),
         (T.DecimalType(6, 2), '"12.5"', Decimal("12.50")),
         (T.DecimalType(3, 2), "10", None),
+        (T.DecimalType(3, 2), '"NaN"', None),
+        (T.DecimalType(3, 2), '"Infinity"', None),
         (T.DateType(), '"2026-01-02"', date(2026, 1, 2)),
         (T.DateType(), '"soon"', None),
         (T.TimestampType(), '"2026-01-02T03:04:05.5Z"', datetime(2026, 1, 2, 3, 4, 5, 500_000, UTC)),
@@ -69,6 +72,7 @@ def one(kind: T.DataType, text: str) -> object:
         (T.ArrayType(T.LongType()), "[1, null, 3]", [1, None, 3]),
         (T.ArrayType(T.LongType()), "1", None),
         (T.MapType(T.StringType(), T.LongType()), '{"a": 1, "b": null}', [("a", 1), ("b", None)]),
+        (T.MapType(T.StringType(), T.LongType()), '{"\\ud800": 1}', None),
         (T.StructType().add("y", T.LongType()).add("z", T.StringType()), '{"y": 1}', {"y": 1, "z": None}),
         (T.StructType().add("y", T.LongType()), "[]", None),
     ],
@@ -76,6 +80,16 @@ def one(kind: T.DataType, text: str) -> object:
 def test_a_field_fits_its_type_or_is_null(kind: T.DataType, text: str, value: object) -> None:
     assert one(kind, text) == value
     assert one(kind, "null") is None
+
+
+def test_a_list_is_text_or_null_however_deep_it_is() -> None:
+    schema = T.StructType().add("x", T.StringType()).add("_corrupt_record", T.StringType())
+    lists = ["[" * depth + "]" * depth for depth in range(1, sys.getrecursionlimit() + 100, 7)]
+    documents = [f'{{"x": {text}}}' for text in lists]
+    found = rows(schema, *(document.encode() for document in documents))
+    assert {row["_corrupt_record"] for row in found if row["x"] is None} != set()
+    for text, document, row in zip(lists, documents, found, strict=True):
+        assert (row["x"], row["_corrupt_record"]) in ((text, None), (None, document))
 
 
 SCHEMA = T.StructType().add("id", T.LongType()).add("_corrupt_record", T.StringType()).add("_offset", T.LongType())

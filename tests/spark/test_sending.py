@@ -19,7 +19,9 @@ from pyspark_mq.rows import Column
 from pyspark_mq.sending import BATCH_BYTES, BATCH_RECORDS, DELAYED_RECORDS, IN_FLIGHT, STRIDE, Counts, write
 
 from store import record_batch
+from store.dedup.producers import SEQUENCES_KEPT
 from store.limits import BATCH_BYTES_MAX, BATCH_RECORDS_MAX, RECORD_BYTES_MAX
+from tests.spark.conftest import Server, values
 from tests.spark.fake_server import CUT, DISCONNECT, LOST, Answer, FakeServer, serving
 
 KEYS_AND_VALUES = (Column("key", 0), Column("value", 1))
@@ -48,13 +50,19 @@ def batches(pairs: Sequence[Pair], size: int) -> list[pa.RecordBatch]:
 
 
 def send(
-    server: FakeServer, pairs: Sequence[Pair], *, size: int = 10_000, identity: Identity | None = None, **more: bool
+    server: FakeServer | Server,
+    pairs: Sequence[Pair],
+    *,
+    topic: str = "t",
+    size: int = 10_000,
+    identity: Identity | None = None,
+    **more: bool,
 ) -> Counts:
     endpoint = Endpoint(urls=(server.url,), retry_timeout_ms=5000)
     return write(
         batches(pairs, size),
         KEYS_AND_VALUES,
-        topic="t",
+        topic=topic,
         identity=identity or Numbered("q", 0, 0),
         new_client=partial(Client, endpoint, pool=ConnectionPool(), sleep=lambda _: None),
         now_ms=lambda: 1000,
@@ -148,6 +156,28 @@ def test_a_repeat_with_other_rows_is_an_error_that_says_what_to_do(server: FakeS
     server.post_faults = [Answer(status, {"error_code": code, "message": "no", "retriable": False})]
     with pytest.raises(NotRepeatable, match=r"t/\d: .*sortRows=true.*writeId"):
         send(server, [(b"k", b"v")])
+
+
+def test_fewer_other_rows_are_no_repeat_though_the_server_remembers_none_of_their_batches(
+    mq: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sending, "BATCH_RECORDS", 1)
+    mq.create("fewer", 1)
+
+    def send_numbers(numbers: range, epoch: int = 1) -> Counts:
+        pairs: list[Pair] = [(None, b"%d" % n) for n in numbers]
+        return send(mq, pairs, topic="fewer", identity=Numbered("q", 0, epoch))
+
+    count = 2 * SEQUENCES_KEPT
+    assert send_numbers(range(count)) == Counts(count, 0)
+    assert send_numbers(range(count)) == Counts(0, count), "a true repeat ends with batches that are remembered"
+    assert send_numbers(range(SEQUENCES_KEPT + 1)) == Counts(0, SEQUENCES_KEPT + 1)
+    with pytest.raises(NotRepeatable, match=r"fewer/0: .*writeId.*of fewer rows than before"):
+        send_numbers(range(100, 100 + SEQUENCES_KEPT))
+    assert values(mq, "fewer") == list(range(count))
+    assert send_numbers(range(count, count + SEQUENCES_KEPT), epoch=2) == Counts(SEQUENCES_KEPT, 0)
+    with pytest.raises(NotRepeatable, match="of an earlier epoch"):
+        send_numbers(range(count))
 
 
 def test_a_refusal_ends_the_task(server: FakeServer) -> None:

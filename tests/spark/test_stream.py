@@ -74,6 +74,40 @@ def test_batch_zero_of_a_stream_from_the_end_is_empty_and_may_be_planned_again(s
     assert again.latestOffset(start, ALL) == at(107, 50), "what came meanwhile is in batch 1"
 
 
+LATE = {"startingTimestamp": "99999999999999", "startingOffsetsByTimestampStrategy": "latest"}
+
+
+@pytest.mark.parametrize(
+    ("options", "start"),
+    [
+        ({"startingOffsets": '{"t":{"0":-1,"1":-1}}'}, at(100, 50)),
+        ({"startingOffsets": '{"t":{"0":-1,"1":20}}'}, at(100, 20)),
+        (LATE, at(100, 50)),
+    ],
+)
+@pytest.mark.parametrize("asks_for_the_end_first", [False, True])
+def test_batch_zero_may_be_planned_again_where_only_some_partitions_begin_at_their_end(
+    server: FakeServer, options: dict[str, str], start: dict[str, dict[str, int | str]], asks_for_the_end_first: bool
+) -> None:
+    reader = stream(server, **options)
+    if asks_for_the_end_first:  # as pyspark 4.0 and 4.1 do
+        end = reader.latestOffset()
+        server.send("t", 0, [b"v"] * 7)
+        assert reader.initialOffset() == start
+    else:
+        assert reader.initialOffset() == start
+        server.send("t", 0, [b"v"] * 7)
+        end = reader.latestOffset(start, ALL)
+    assert end == at(100, 50), "what came since is not in batch 0"
+    batch_zero = read_between(reader, start, end)
+
+    server.send("t", 0, [b"v"] * 20)
+    again = stream(server, **options)
+    assert read_between(again, again.initialOffset(), end) == batch_zero
+    following = again.latestOffset(end, ALL)
+    assert read_between(again, end, following) == ["t/0 [100, 127)"]
+
+
 def test_equal_offsets_are_equal_text() -> None:
     offset = StreamOffset({"b": "2", "a": "1"}, {"b": {10: 1, 9: 2}, "a": {0: 3}})
     text = json.dumps(offset.to_json())

@@ -115,7 +115,7 @@ interface Call {
   reject: (error: Error) => void;
 }
 
-/** Calls that go together. `form`: how values are written. */
+/** Calls that go together. `form`: how values are written. Another form begins another batch (P3). */
 interface Batch {
   topic: string;
   form: Form;
@@ -128,7 +128,7 @@ interface Batch {
 type Form = "json" | "payload";
 
 export class Producer {
-  readonly #filling = new Map<string, Batch>();
+  readonly #filling = new Map<string, Batch>(); // by topic
   readonly #onTheirWay = new Set<Promise<void>>();
   #waitingRecords = 0;
   #waitingBytes = 0;
@@ -183,7 +183,7 @@ export class Producer {
 
   /** Send what waits for company, and resolve when everything is answered. */
   async flush(): Promise<void> {
-    for (const [key, batch] of [...this.#filling]) this.#depart(key, batch);
+    for (const batch of [...this.#filling.values()]) this.#depart(batch);
     while (this.#onTheirWay.size > 0) await Promise.allSettled(this.#onTheirWay);
   }
 
@@ -232,26 +232,26 @@ export class Producer {
   #join(topic: string, form: Form, call: Call): void {
     const { batchRecords, lingerMs } = this.options;
     const batchBytes = Math.min(this.options.batchBytes, (this.#frameBytesMax - COMMAND_BYTES) / 3);
-    const key = `${form} ${topic}`;
-    let batch = this.#filling.get(key);
-    if (batch !== undefined && (batch.count + call.count > batchRecords || batch.bytes + call.bytes > batchBytes)) {
-      this.#depart(key, batch);
+    let batch = this.#filling.get(topic);
+    const isLarger = batch && (batch.count + call.count > batchRecords || batch.bytes + call.bytes > batchBytes);
+    if (batch !== undefined && (isLarger || batch.form !== form)) {
+      this.#depart(batch);
       batch = undefined;
     }
     if (batch === undefined) {
       const made: Batch = { topic, form, calls: [], count: 0, bytes: 0, timer: undefined };
-      made.timer = setTimeout(() => this.#depart(key, made), lingerMs);
-      this.#filling.set(key, made);
+      made.timer = setTimeout(() => this.#depart(made), lingerMs);
+      this.#filling.set(topic, made);
       batch = made;
     }
     batch.calls.push(call);
     batch.count += call.count;
     batch.bytes += call.bytes;
-    if (batch.count >= batchRecords || batch.bytes >= batchBytes) this.#depart(key, batch);
+    if (batch.count >= batchRecords || batch.bytes >= batchBytes) this.#depart(batch);
   }
 
-  #depart(key: string, batch: Batch): void {
-    if (this.#filling.get(key) === batch) this.#filling.delete(key);
+  #depart(batch: Batch): void {
+    if (this.#filling.get(batch.topic) === batch) this.#filling.delete(batch.topic);
     clearTimeout(batch.timer);
     const sending = this.#transmit(batch.topic, batch.form, batch.calls, Date.now() + this.options.retryMs);
     this.#onTheirWay.add(sending);

@@ -32,6 +32,7 @@ const CREDIT_BATCH = 10_000;
 const CREDIT_QUEUE = 200;
 const COMMIT_INTERVAL_MS = 1_000;
 const RETRY_MS = 1_000;
+const EPOCH_CHANGED = 40953;
 const DRAIN_MS = 10_000;
 /** How long `close` waits for calls of `onMessage`: one that waits for `close` itself would wait for ever. */
 const CLOSE_TIMEOUT_MS = 5_000;
@@ -67,7 +68,7 @@ export class Subscription<M extends Item = Message> implements AsyncIterable<M> 
   readonly #bytes: Window | null;
   /** Credit returns by itself (queue mode: when a message is settled), not by permits. */
   readonly #autoCredit: boolean;
-  #epochs: unknown;
+  #epochs: Fields = {}; // of topics whose places are those of the last subscribe
   #isPaused = false;
   #isCaughtUp = false;
   #isAccepted = false;
@@ -81,6 +82,7 @@ export class Subscription<M extends Item = Message> implements AsyncIterable<M> 
   #closing: Promise<void> | null = null;
   #workers: Promise<void> | null = null; // calls of onMessage
   #end: { error: Error | null } | null = null;
+  readonly #aborted = (): void => void this.close();
   #accept!: () => void;
   #refuse!: (error: Error) => void;
 
@@ -110,7 +112,7 @@ export class Subscription<M extends Item = Message> implements AsyncIterable<M> 
       this.#refuse = reject;
     });
     this.ready.catch(() => {}); // whoever iterates gets the error there
-    options.signal?.addEventListener("abort", () => void this.close(), { once: true });
+    options.signal?.addEventListener("abort", this.#aborted, { once: true });
     if (this.mode === "stream" && options.autoAck !== true) {
       const everyMs = options.commitIntervalMs ?? COMMIT_INTERVAL_MS;
       this.#commitTimer = setInterval(() => void this.commit().catch(() => {}), everyMs);
@@ -263,7 +265,7 @@ export class Subscription<M extends Item = Message> implements AsyncIterable<M> 
 
   #command(): Fields {
     const { options, mode } = this;
-    const isKnown = [...this.#places].length > 0;
+    const isKnown = this.#isAccepted;
     this.follower.seen = 0;
     if (mode === "stream") {
       this.#era++;
@@ -282,8 +284,9 @@ export class Subscription<M extends Item = Message> implements AsyncIterable<M> 
       group: options.group,
       member: mode === "stream" && options.queue === undefined ? this.member : undefined,
       room: options.room,
-      from: mode === "reader" ? (isKnown ? this.#places.cursor((place) => place.next) : options.from) : undefined,
-      epochs: mode === "reader" && isKnown && options.pattern === undefined ? this.#epochs : undefined,
+      // What has come since to a pattern that had matched nothing begins with its first record too.
+      from: mode !== "reader" ? undefined : isKnown ? this.#places.cursor((place) => place.next) || "earliest" : options.from,
+      epochs: mode === "reader" && isKnown ? this.#epochs : undefined,
       start: mode === "reader" ? undefined : options.start,
       filter: options.tags === undefined ? undefined : `tag:${options.tags.join("||")}`,
       format: options.format,
@@ -297,10 +300,10 @@ export class Subscription<M extends Item = Message> implements AsyncIterable<M> 
   }
 
   #subscribed(answer: Fields): void {
-    this.#epochs = answer["epochs"];
     this.#isAttached = true;
     if (this.#isPaused) this.connection.tell({ op: "pause", sub: this.follower.sub });
     this.#goesOn(answer, true);
+    this.#epochs = objectOf(answer["epochs"] ?? {});
   }
 
   #notSubscribed(error: Error): void {
@@ -312,6 +315,12 @@ export class Subscription<M extends Item = Message> implements AsyncIterable<M> 
         if (this.#end === null && attempt === this.#attempt && this.connection.state === "open") this.#attach(null);
       }, error.retryAfterMs ?? RETRY_MS);
       return;
+    }
+    if (error instanceof Refused && error.code === EPOCH_CHANGED && this.options.pattern !== undefined) {
+      const { topic } = objectOf(error.details ?? {}); // made again: the pattern goes on, with the first record of the new one
+      const lost = [...this.#places].filter((place) => place.topic === topic);
+      this.#lose(lost);
+      if (lost.length > 0) return this.#attach(null);
     }
     this.connection.followers.delete(this.follower.sub);
     this.#finish(error);
@@ -396,7 +405,10 @@ export class Subscription<M extends Item = Message> implements AsyncIterable<M> 
   }
 
   #lose(places: readonly Place[]): void {
-    for (const place of places) this.#places.drop(place);
+    for (const place of places) {
+      this.#places.drop(place);
+      delete this.#epochs[place.topic];
+    }
     if (places.length > 0) this.#forget((held) => held.place !== null && held.place.isGone);
   }
 
@@ -657,6 +669,7 @@ export class Subscription<M extends Item = Message> implements AsyncIterable<M> 
     // A reader may still have what has come; the others could not settle it, and after close() nobody wants it.
     if (error === null || this.mode !== "reader") this.#inbox.drop(() => true);
     clearInterval(this.#commitTimer);
+    this.options.signal?.removeEventListener("abort", this.#aborted); // it may live longer, and hold this
     this.#refuse(error ?? new Closed("the subscription is closed"));
     this.#inbox.wake();
     this.onOver();

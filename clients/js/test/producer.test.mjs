@@ -115,6 +115,15 @@ test("bytes go as base64, or as they are on a binary connection", async () => {
   await raw.client.close();
 });
 
+test("P3: on a binary connection bytes, JSON and tombstones of a topic keep the order of the calls", async () => {
+  const { server, client } = await connected({ binary: true });
+  const values = [null, new Uint8Array([1]), new Uint8Array([2]), null, "json"];
+  const receipts = await Promise.all(values.map((value) => client.produce("t", { value })));
+  assert.deepEqual(receipts.map(({ offset }) => offset), [0, 1, 2, 3, 4]);
+  assert.deepEqual(sizes(server), [1, 2, 2]);
+  await client.close();
+});
+
 test("a record is taken as it is when it is sent", async () => {
   const { server, client } = await connected();
   const value = { n: 1 };

@@ -1,4 +1,5 @@
 import assert from "node:assert/strict";
+import { getEventListeners } from "node:events";
 import { test } from "node:test";
 import { connect } from "../build/index.js";
 import { Closed, MqError, Refused, Undecodable } from "../build/errors.js";
@@ -148,6 +149,44 @@ test("reader: without its session it subscribes again from its cursor, with the 
   server.last.push(frame("s1", 1, messages("t", 0, 4, 2)));
   assert.deepEqual(offsets(await take(iterator, 4)), [2, 3, 4, 5]);
   assert.equal(server.last.commands("permit").reduce((sum, { messages }) => sum + messages, 0), 4);
+  await client.close();
+});
+
+test("reader of a pattern: without its session it reads what came to a pattern that had matched nothing from the first record on", async () => {
+  const { server, client, sub } = await subscription({ topics: undefined, pattern: "t.*", from: "latest" });
+  assert.equal(server.last.commands("subscribe")[0].from, "latest");
+  server.last.push({ op: "revoked", sub: "s1", partitions: { t: [0, 1] }, lost: true });
+  server.answers.subscribe = () => subscribed.reader;
+  server.last.cut();
+  await reconnected(server);
+  const [again] = server.last.commands("subscribe");
+  assert.equal(again.from, "earliest");
+  assert.deepEqual(again.epochs, {}, "a topic of that name is another one now");
+  server.last.push(frame("s1", 1, messages("t", 0, 0, 1)));
+  assert.deepEqual(offsets(await take(sub[Symbol.asyncIterator](), 1)), [0]);
+  await client.close();
+});
+
+test("reader of a pattern: a topic that was made again is read from its first record, the others from where they were", async () => {
+  const both = { mode: "reader", epochs: { t: "16", u: "17" }, partitions: { t: [0], u: [0] }, cursor: "t:0=5;u:0=7" };
+  const { server, client, sub } = await subscription({ topics: undefined, pattern: "[tu]" });
+  server.answers.subscribe = () => both;
+  server.last.cut();
+  await reconnected(server);
+  server.last.push(frame("s1", 1, messages("t", 0, 5, 2)));
+  const iterator = sub[Symbol.asyncIterator]();
+  assert.deepEqual(offsets(await take(iterator, 1)), [5]);
+  server.answers.subscribe = ({ epochs }) =>
+    epochs.t === "16"
+      ? { ok: false, error_code: 40953, message: "made again", retriable: false, details: { topic: "t", epoch: "18" } }
+      : { ...both, epochs: { ...both.epochs, t: "18" }, cursor: "t:0=0;u:0=7" };
+  server.last.cut();
+  await reconnected(server);
+  const [refused, again] = server.last.commands("subscribe");
+  assert.deepEqual([refused.from, refused.epochs], ["t:0=7;u:0=7", both.epochs]);
+  assert.deepEqual([again.from, again.epochs], ["u:0=7", { u: "17" }]);
+  server.last.push(frame("s1", 1, messages("t", 0, 0, 2)));
+  assert.deepEqual(offsets(await take(iterator, 2)), [0, 1]);
   await client.close();
 });
 
@@ -571,6 +610,11 @@ test("close ends iterators quietly; so does an abort signal", async () => {
   await second.ready;
   controller.abort();
   assert.deepEqual(await second[Symbol.asyncIterator]().next(), { value: undefined, done: true });
+  const kept = new AbortController();
+  const closed = client.subscribe({ topics: "t", signal: kept.signal });
+  assert.equal(getEventListeners(kept.signal, "abort").length, 1);
+  await closed.close();
+  assert.equal(getEventListeners(kept.signal, "abort").length, 0, "the signal may outlive it");
   const third = client.subscribe({ topics: "t", signal: AbortSignal.abort() });
   assert.deepEqual(await third[Symbol.asyncIterator]().next(), { value: undefined, done: true });
   await client.close();
