@@ -287,8 +287,9 @@ class Producer:
     """Sends records to the topics of a route table. `acks` is the level for requests that do not say; `compress` packs
     the batches made here with zstd where that pays.
 
-    Counters since start: `record_counts` by topic, delayed ones included; `scheduled_count` those alone; `byte_count`.
-    `duplicate_count`: records that were sent again, in none of the others.
+    Counters since start: `record_count`, delayed ones included; `record_counts` of these by topic, of those that there
+    are; `scheduled_count` delayed ones alone; `byte_count`. `duplicate_count`: records that were sent again, in none of
+    the others.
     """
 
     def __init__(
@@ -312,6 +313,7 @@ class Producer:
         self._limits = limits
         self._acks = acks
         self._compress = compress
+        self.record_count = 0
         self.record_counts: dict[str, int] = {}
         self.byte_count = 0
         self.scheduled_count = 0
@@ -1104,8 +1106,20 @@ class Producer:
         self.byte_count += batch_bytes
         return BatchReceipt(partition, route.to_logical(answer.base_offset), count, answer.acks)
 
+    def forget(self, topic: str) -> None:
+        """A topic is gone: nothing is kept by its name."""
+        self.record_counts.pop(topic, None)
+        self._selector.forget(topic)
+
+    def count_by_topic(self, topic: str, record_count: int) -> None:
+        """Count records of a topic alone; of one that is gone, not at all."""
+        counted = self.record_counts.get(topic)
+        if counted is not None or self._routes.topic(topic) is not None:
+            self.record_counts[topic] = (counted or 0) + record_count
+
     def _count(self, topic: str, record_count: int) -> None:
-        self.record_counts[topic] = self.record_counts.get(topic, 0) + record_count
+        self.record_count += record_count
+        self.count_by_topic(topic, record_count)
 
     def selector_of(self, view: TopicView | None, selector: str | None) -> str | None:
         """The selector of a request, else of its topic; None: by key, as it is without a name. Raises RequestError for

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 from aiohttp import web
@@ -25,6 +26,7 @@ from gateway.auth.jwt import JwtRefused
 from gateway.auth.policy import Policy
 from gateway.auth.scopes import NO_RIGHTS, OriginsOf, Rights
 from gateway.auth.tickets import Tickets
+from gateway.auth.tokens import TokenRecord
 from gateway.errors import RATE_LIMITED, TICKET_ELSEWHERE, TOO_MANY, UNAUTHENTICATED, RequestError
 from store.clock import Clock
 
@@ -109,7 +111,7 @@ class _Identity(NamedTuple):
 
     principal: str
     expires_ms: int | None
-    token_id: str | None = None
+    token: TokenRecord | None = None
     jwt_key_id: str | None = None
     jwt_scopes: tuple[Scope, ...] = ()
 
@@ -219,10 +221,11 @@ class PolicyAuthenticator:
         """What a principal may do now; None when its credential is not valid any more (token revoked, key removed)."""
         policy = self._policy
         scopes = identity.jwt_scopes
-        if identity.token_id is not None:
-            if identity.token_id not in policy.tokens:
+        if (token := identity.token) is not None:
+            now = policy.tokens.get(token.id)
+            if now is None or replace(now, scopes=token.scopes) != token:  # revoked, or another one by its id
                 return None
-            scopes = policy.scopes[identity.token_id]
+            scopes = policy.scopes[token.id]
         elif policy.jwt is None or identity.jwt_key_id not in policy.jwt.key_ids:
             return None
         return policy.acl.rights_of(identity.principal, scopes)
@@ -276,7 +279,7 @@ class PolicyAuthenticator:
             record = tokens.find(policy.tokens, token)
             if record is None:
                 raise self._refused("an unknown or revoked token", address)
-            return _Identity(record.principal, record.expires_ms, token_id=record.id)
+            return _Identity(record.principal, record.expires_ms, token=record)
         if policy.jwt is None:
             raise self._refused("a token that is none of this server's", address)
         self._check_address(address)
@@ -328,7 +331,7 @@ class _Caller:
 
     def __init__(self, authenticator: PolicyAuthenticator, identity: _Identity) -> None:
         self.principal = identity.principal
-        self.token_id = identity.token_id
+        self.token_id = None if identity.token is None else identity.token.id
         self.expires_at_ms = identity.expires_ms
         self._authenticator = authenticator
         self._identity = identity

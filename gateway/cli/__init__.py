@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
+import orjson
 import typer
 
 from gateway.cli import (
@@ -38,7 +39,7 @@ from gateway.cli import (
     topic,
 )
 from gateway.cli.client import CA_VARIABLE
-from gateway.cli.terminal import CliError, print_error
+from gateway.cli.terminal import USAGE, CliError, print_error
 from gateway.main.version import installed_version
 
 INTERRUPTED = 130
@@ -138,5 +139,8 @@ def main() -> None:
     except CliError as error:
         print_error(str(error))
         sys.exit(error.exit_code)
+    except (orjson.JSONEncodeError, UnicodeEncodeError) as error:  # no UTF-8, or a number that no field has room for
+        print_error(f"an argument cannot be sent: {error}")
+        sys.exit(USAGE)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)

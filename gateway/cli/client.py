@@ -49,6 +49,8 @@ def server_of(url: str, environment: Mapping[str, str] | None = None) -> Server:
     if chosen is not None and chosen.url != url:
         chosen = None  # what it says is meant for its own server
     token = environment.get("MQ_TOKEN", "").strip() or (chosen.token if chosen else None)
+    if token is not None and not (token.isascii() and token.isprintable()):
+        raise CliError("the token (MQ_TOKEN, or the context's) is none: it has a line's end or the like in it", USAGE)
     ca = environment.get(CA_VARIABLE) or (chosen.ca if chosen else None)
     return Server(url, token, ca)
 

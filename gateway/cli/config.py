@@ -28,7 +28,9 @@ def check(data: Data = None, config: Config = None) -> None:
     """
     # Here, not at the top: a client command need not load the server.
     from gateway.auth.policy import PolicyError, PolicyFiles
+    from gateway.main.clustering import checked, checked_kafka
     from gateway.main.tls import ServerTls, TlsError
+    from gateway.schemas.registry import Registry
     from gateway.settings.config import ConfigError, load
 
     try:
@@ -36,8 +38,15 @@ def check(data: Data = None, config: Config = None) -> None:
         if settings.tls.is_on:
             ServerTls(settings.tls)
         PolicyFiles(settings.auth).load()
+        if settings.registry.url is not None:
+            Registry(settings.registry)
+        checked_kafka(settings.cluster, settings.cluster.node or "")
+        if settings.cluster.is_shared:
+            checked(settings.cluster)
     except (ConfigError, PolicyError, TlsError) as error:
         raise CliError(str(error), USAGE) from error
+    except (OSError, ValueError) as error:
+        raise CliError(f"registry.ca_file: {error}", USAGE) from error
     typer.echo("fine")
 
 

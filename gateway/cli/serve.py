@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from pathlib import Path
@@ -127,12 +126,9 @@ def serve(
     }
     try:
         settings = load(file=config, environment=os.environ, flags=flags)
-        level = logging.getLevelNamesMapping()[settings.log_level.upper()]
     except ConfigError as error:
         raise CliError(str(error), USAGE) from error
-    except KeyError as error:
-        raise CliError(f"log_level {error.args[0].lower()}: use debug, info, warning or error", USAGE) from error
-    logs.configure(level, settings.log_format)
+    logs.configure(settings.logging_level, settings.log_format)
     try:
         uvloop.run(wiring.serve(settings, announce=_announce))
     except (ConfigError, PolicyError, TlsError) as error:

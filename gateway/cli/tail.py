@@ -39,6 +39,8 @@ from gateway.cli.terminal import (
     Url,
     coloured_json,
     flush,
+    json_text,
+    parsed_json,
     print_json,
     print_line,
     print_note,
@@ -220,7 +222,7 @@ class _Tail:
         async for received in socket:
             if received.type is not aiohttp.WSMsgType.TEXT:
                 break
-            frame = orjson.loads(received.data)
+            frame = parsed_json(received.data)
             if frame.get("ok") is False or frame.get("op") == "error":
                 raise refused(frame)
             if frame.get("id") == 1:
@@ -344,4 +346,4 @@ def _shown(message: Message, name: str) -> str | None:
     if (encoded := message.get(f"{name}_b64")) is not None:
         return f"base64:{encoded}"
     value = message.get(name)
-    return value if isinstance(value, str) or value is None else orjson.dumps(value).decode()
+    return value if isinstance(value, str) or value is None else json_text(value)

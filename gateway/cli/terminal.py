@@ -6,14 +6,16 @@ line. NO_COLOR takes the colours away.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import lru_cache
-from typing import IO, Annotated
+from typing import IO, Annotated, Any
 
 import orjson
 import typer
@@ -36,6 +38,12 @@ NUMBERS = frozenset(
      "in flight", "delayed", "oldest", "rate", "attempts", "to", "leased", "offset")
 )  # fmt: skip
 """Headings of columns that are aligned to the right."""
+
+DEEP_RECURSION = 10_000
+"""Of Python's stack, for values as deep as orjson reads (1,024 levels)."""
+
+DURATION_MS_MAX = 1000 * 365 * 86_400_000
+"""A thousand years: added to now it is still a date."""
 
 ID_CHARS = 28
 """Characters of a schedule's id."""
@@ -75,10 +83,38 @@ def print_note(message: str) -> None:
 def print_json(shown: object) -> None:
     """One JSON object: on a line of its own, or indented and coloured on a terminal. Not flushed: there may be many."""
     if not sys.stdout.isatty():
-        print_line(orjson.dumps(shown).decode())
+        print_line(json_text(shown))
         return
-    lines = orjson.dumps(shown, option=orjson.OPT_INDENT_2).decode().split("\n")
+    lines = json_text(shown, is_indented=True).split("\n")
     print_styled(coloured_json("\n".join(map(printable, lines))))
+
+
+def json_text(shown: object, *, is_indented: bool = False) -> str:
+    """As JSON, however deep it is: a value of a record may be nested more deeply than orjson writes."""
+    try:
+        return orjson.dumps(shown, option=orjson.OPT_INDENT_2 if is_indented else None).decode()
+    except orjson.JSONEncodeError:
+        with _deep_stack():
+            return json.dumps(shown, ensure_ascii=False, separators=(",", ":"))
+
+
+def parsed_json(text: str) -> Any:
+    """What a text in JSON says, however deep it is: in a frame a value is deeper than by itself."""
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        with _deep_stack():
+            return json.loads(text)
+
+
+@contextmanager
+def _deep_stack() -> Iterator[None]:
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(DEEP_RECURSION)
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(limit)
 
 
 def coloured_json(text: str) -> Text:
@@ -139,25 +175,26 @@ def number_of(value: object) -> int:
 
 
 def print_line(text: str) -> None:
-    """One line on stdout. Not flushed. Ends the command when the reader has closed the pipe, as `head` does."""
+    """One line on stdout. Not flushed. Ends the command when the reader has closed the pipe, as `head` does. Raises
+    CliError when it cannot be written, as on a full disk."""
     try:
         sys.stdout.write(text + "\n")
-    except BrokenPipeError:
-        raise _output_closed() from None
+    except OSError as error:
+        raise _output_closed(error) from None
 
 
 def flush() -> None:
-    """Let readers of stdout see what was printed. Ends the command when there is none any more."""
+    """Let readers of stdout see what was printed, as `print_line`."""
     try:
         sys.stdout.flush()
-    except BrokenPipeError:
-        raise _output_closed() from None
+    except OSError as error:
+        raise _output_closed(error) from None
 
 
-def _output_closed() -> typer.Exit:
+def _output_closed(error: OSError) -> Exception:
     # Python flushes stdout once more when it exits, and would complain.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return typer.Exit(0)
+    return typer.Exit(0) if isinstance(error, BrokenPipeError) else CliError(f"the output: {error.strerror}")
 
 
 def escaped(text: str) -> str:
@@ -196,7 +233,10 @@ def parse_duration_ms(text: str) -> int:
     parts = _DURATION.findall(text)
     if not parts or "".join(number + unit for number, unit in parts) != text:
         raise ValueError(f"{text!r} is not a duration such as 90s, 1h30m or 500ms")
-    return round(sum(float(number) * _UNIT_MS[unit] for number, unit in parts))
+    duration_ms = sum(float(number) * _UNIT_MS[unit] for number, unit in parts)
+    if duration_ms > DURATION_MS_MAX:
+        raise ValueError(f"{text!r} is more than a thousand years")
+    return round(duration_ms)
 
 
 def duration_ms(text: str, option: str) -> int:

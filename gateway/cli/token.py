@@ -173,4 +173,7 @@ def _shown(record: TokenRecord) -> dict[str, object]:
 
 
 def _date(time_ms: int) -> str:
-    return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M")
+    try:
+        return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M")
+    except (OverflowError, ValueError):
+        return "after 9999"

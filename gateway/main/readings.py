@@ -66,7 +66,7 @@ class Readings:
     def _counters(self, producer: Producer) -> Counters:
         stats = self._gateway.stats
         return Counters(
-            in_records=sum(producer.record_counts.values()),
+            in_records=producer.record_count,
             in_bytes=producer.byte_count,
             out_records=stats.fetched_record_count + stats.ws_sent_message_count + stats.kafka.fetched_record_count,
             out_bytes=stats.fetched_byte_count + stats.ws_sent_byte_count + stats.kafka.fetched_byte_count,

@@ -111,7 +111,7 @@ async def _keep_fresh(config: ClusterConfig, secret: Secret, others: Sequence[Wa
                     refused[number] = str(error)
                     log.error("not read again, what was in force stays file=%s error=%s", files[0], error)
             else:
-                if not is_first or refused.pop(number, None):
+                if refused.pop(number, None) or not is_first:
                     log.info("read again file=%s", files[0])
                 if files == secrets:
                     former_until_s = loop.time() + FORMER_S

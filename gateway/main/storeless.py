@@ -68,6 +68,7 @@ def storeless_gateway(
         compress=config.compression == "zstd",
         selectors=selectors.load(selectors.installed()),
     )
+    routes.on_removed = producer.forget
     return Gateway(
         version=installed_version(),
         cluster_id=cluster_id,

@@ -407,6 +407,7 @@ def build_gateway(
         selectors=selectors.load(selectors.installed()),
         store=store if isinstance(store, Store) else None,
     )
+    admin.routes.on_removed = producer.forget
     sources = (
         lambda: store_metrics(store) if isinstance(store, Store) else (),
         lambda: timer_metrics(timer),

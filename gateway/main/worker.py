@@ -221,7 +221,7 @@ def main() -> None:
         while len(said) < size:
             said += pipe.read(size - len(said)) or sys.exit(1)
     start: Start = pickle.loads(said)  # noqa: S301 -- of the parent's own pipe
-    logs.configure(logging.getLevelNamesMapping()[start.config.log_level.upper()], start.config.log_format)
+    logs.configure(start.config.logging_level, start.config.log_format)
     calm_collector()
     share_one_arena()
     uvloop.run(_main(start))

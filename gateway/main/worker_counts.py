@@ -9,7 +9,7 @@ from typing import Any
 from gateway.api.producer import Producer
 from gateway.surfaces.http.context import GatewayStats, RouteStats
 
-_PRODUCED = ("byte_count", "scheduled_count", "duplicate_count")
+_PRODUCED = ("record_count", "byte_count", "scheduled_count", "duplicate_count")
 _ANSWERED = (
     "fetched_record_count", "fetched_byte_count", "malformed_request_count", "connection_refused_count",
     "address_refused_count", "body_refused_count", "slow_close_count",
@@ -66,7 +66,7 @@ def add(added: Mapping[str, float], stats: GatewayStats, producer: Producer) -> 
     for name, count in added.items():
         kind, _, rest = name.partition("/")
         if kind == "topic":
-            producer.record_counts[rest] = producer.record_counts.get(rest, 0) + int(count)
+            producer.count_by_topic(rest, max(int(count), 0))  # one that was made again has begun anew
         elif kind in ("producer", "stats"):
             owner: Producer | GatewayStats = producer if kind == "producer" else stats
             setattr(owner, rest, getattr(owner, rest) + int(count))

@@ -187,6 +187,10 @@ class Selector(Protocol):
         them."""
         ...
 
+    def forget(self, topic: str) -> None:
+        """A topic is gone, and whose turn it was."""
+        ...
+
 
 class UnknownPartition(UnknownQueue):
     """The topic exists, but has no partition of this number."""

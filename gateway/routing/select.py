@@ -96,6 +96,11 @@ class PartitionSelector:
             self._turns[topic] = start
         return partition
 
+    def forget(self, topic: str) -> None:
+        """See `Selector.forget`."""
+        self._turns.pop(topic, None)
+        self._far.discard(topic)
+
     def _warn_if_far(self, topic: str, names: Sequence[str], brokers: BrokerNames) -> None:
         rooms = {brokers.room_of(name) for name in names}
         if self._room in rooms:

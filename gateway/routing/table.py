@@ -90,6 +90,9 @@ class RouteTable:
         self.timers: Callable[[int, int, str | None, bool], Scheduler | None] = lambda *_: None
         """See `timer`."""
 
+        self.on_removed: Callable[[str], None] = lambda _: None
+        """Told the name of a topic that is gone, for what is kept by name elsewhere."""
+
         self.refresh_by: Callable[[str, int], Awaitable[None]] | None = None
         """Looks where a partition is now, and sets its chain; None: this table is all there is."""
 
@@ -133,6 +136,7 @@ class RouteTable:
             chains = self._chains.pop(topic.name)
             self.partition_count -= len(chains)
             self._wake(topic.name, range(len(chains)))
+            self.on_removed(topic.name)
 
     def attached(self, topic_id: int) -> Attachment | None:
         """See `Routes.attached`."""

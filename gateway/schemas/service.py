@@ -249,8 +249,8 @@ class RegistrySchemas:
         return Answer(known, len(subject), None if version is not None else LATEST_S)
 
     async def _fetch_registered(self, subject: str, schema_id: int, schema: SchemaText) -> Answer[_Known]:
-        registered = await self._registry.by_id(schema_id)  # its references as the registry names them
         try:
+            registered = await self._registry.by_id(schema_id)  # its references as the registry names them
             found = await self._registry.look_up(
                 subject, _body(SchemaFormat(schema.format), schema.text, registered.references)
             )

@@ -16,6 +16,7 @@ refused everywhere, so a misspelt setting never passes for its default.
 from __future__ import annotations
 
 import ipaddress
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
@@ -157,6 +158,8 @@ class GatewayConfig:
             raise ConfigError("port must be between 0 and 65535")
         if not 0 <= self.workers <= WORKERS_MAX:
             raise ConfigError(f"workers must be between 0 and {WORKERS_MAX}")
+        if self.log_level.upper() not in logging.getLevelNamesMapping():
+            raise ConfigError(f"log_level {self.log_level}: use debug, info, warning or error")
         if self.cluster.join:
             self._check_joined()
         if not self.cluster.has_data:
@@ -207,6 +210,11 @@ class GatewayConfig:
 
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
     """Where each setting that was given comes from: no setting itself."""
+
+    @property
+    def logging_level(self) -> int:
+        """`log_level` as the standard library's logging has it."""
+        return logging.getLevelNamesMapping()[self.log_level.upper()]
 
     @property
     def kafka_listeners(self) -> list[KafkaListener]:

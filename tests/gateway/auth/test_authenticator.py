@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import logging
+from dataclasses import replace
 
 import pytest
 from aiohttp.test_utils import make_mocked_request
@@ -86,6 +87,26 @@ def test_a_revoked_token_ends_at_the_next_question_and_whoever_watches_is_told()
     stop()
     authenticator.replace(Policy())
     assert len(told) == 3
+
+
+def test_a_token_whose_record_says_otherwise_is_another_one_and_what_it_grants_may_change() -> None:
+    token, record = mint("billing", ["reader:topic:orders"], now_ms=START_MS - 1)
+    clock = FakeClock()
+    authenticator = PolicyAuthenticator(policy_of([record]), clock=clock, now_ms=clock.now_ms)
+    access = authenticator.access_of_token(token, ADDRESS)
+    authenticator.replace(policy_of([replace(record, scopes=("writer:topic:orders",))]))
+    assert access.allows(Permission.SEND, topic="orders")
+    told: list[str] = []
+    access.watch(lambda: told.append("over"))
+    authenticator.replace(policy_of([replace(record, expires_ms=START_MS + 1)]))
+    assert told == ["over"]
+    assert not access.allows(Permission.RECEIVE, topic="orders")
+    again = authenticator.access_of_token(token, ADDRESS)
+    assert again.allows(Permission.RECEIVE, topic="orders")
+    clock.step(1)
+    assert not again.allows(Permission.RECEIVE, topic="orders")
+    authenticator.replace(policy_of([replace(record, sha256="0" * 64)]))
+    assert refused(authenticator, token).error_code == 40101
 
 
 def test_who_stopped_watching_is_not_told() -> None:

@@ -25,7 +25,7 @@ from typer.testing import CliRunner
 
 from gateway.cli import app
 from gateway.cli.client import checked_url
-from gateway.cli.terminal import CliError, parse_duration_ms, printable
+from gateway.cli.terminal import DURATION_MS_MAX, CliError, parse_duration_ms, printable
 from gateway.main.version import installed_version
 from tests.gateway.cli.command import mq
 from tests.waiting import PATIENCE_S
@@ -116,6 +116,10 @@ def test_usage_errors_are_answered_with_code_2() -> None:
         (["send", "t", "1", "--key-field", "k"], 2, "not a JSON object"),
         (["send", "t", "-", "--msg-id", "a"], 2, "one record"),
         (["send", "t", "1", "--header", "trace"], 2, "NAME=VALUE"),
+        (["send", "t", "1", "--delay", "9" * 20 + "d"], 2, "thousand years"),
+        (["send", "t", "1", "--partition", str(2**64)], 2, "an argument cannot be sent: Integer"),
+        (["send", "t", "1", "--key", "\udcff"], 2, "an argument cannot be sent: str is not valid UTF-8"),
+        (["topic", "describe", "\udcff"], 2, "an argument cannot be sent: 'utf-8' codec"),
         (["tail", "t", "--group", "g", "--partition", "0"], 2, "shares out"),
         (["tail", "t", "--from", "soon", "--url", "http://127.0.0.1:1"], 2, "15m"),
         (["topic", "alter", "t"], 2, "--partitions"),
@@ -440,6 +444,37 @@ def test_a_reader_that_has_seen_enough_ends_tail_quietly(server: Server) -> None
         assert command.stderr.read() == ""
 
 
+@pytest.mark.parametrize("how", [(), ("--json",)])
+def test_a_full_disk_ends_tail_with_its_reason(server: Server, how: Sequence[str]) -> None:
+    done(mq("topic", "create", "full", "-p", "1", url=server.url))
+    done(mq("send", "full", "1", url=server.url))
+    with Path("/dev/full").open("wb") as full:
+        command = subprocess.run(
+            [*MODULE, "tail", "full", "--from", "earliest", *how], cwd=ROOT, stdout=full, stderr=subprocess.PIPE,
+            text=True, env=_environment(server.url), check=False, timeout=PATIENCE_S,
+        )  # fmt: skip
+    assert (command.returncode, command.stderr) == (1, "error: the output: No space left on device\n")
+
+
+def test_a_value_that_is_nested_deeply_is_tailed(server: Server) -> None:
+    done(mq("topic", "create", "deep", "-p", "1", url=server.url))
+    values = ["[" * levels + "]" * levels for levels in (200, 255, 1023)]
+    for value in values:
+        json = {"Content-Type": "application/json"}
+        with urlopen(Request(f"{server.url}/mq/v1/topics/deep/messages", value.encode(), json)) as response:
+            assert response.status == 201
+    for how, before in (((), " "), (("--json",), '"value":')):
+        tail = [*MODULE, "tail", "deep", "--no-follow", *how]  # a process of its own: this one checks frames by orjson
+        lines = subprocess.check_output(tail, cwd=ROOT, text=True, env=_environment(server.url)).splitlines()
+        assert all(before + value in line for value, line in zip(values, lines, strict=True))
+
+
+def test_a_token_of_two_lines_is_no_token() -> None:
+    refused = mq("topic", "list", url="http://127.0.0.1:1", MQ_TOKEN="a\nb")
+    assert (refused.returncode, len(refused.stderr.splitlines())) == (2, 1), refused.stderr
+    assert "the token" in refused.stderr
+
+
 def test_ctrl_c_ends_tail_with_130(server: Server) -> None:
     done(mq("topic", "create", "quiet", "-p", "1", url=server.url))
     done(mq("send", "quiet", "1", url=server.url))
@@ -487,6 +522,10 @@ def test_durations_are_read() -> None:
     ]  # fmt: skip
     for text in ("", "90", "s", "1h 30m", "-5s", "1y"):
         with pytest.raises(ValueError, match="duration"):
+            parse_duration_ms(text)
+    assert parse_duration_ms("365000d") == DURATION_MS_MAX
+    for text in ("365000d1ms", "9" * 400 + "d"):
+        with pytest.raises(ValueError, match="thousand years"):
             parse_duration_ms(text)
 
 

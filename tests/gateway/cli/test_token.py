@@ -6,7 +6,7 @@ from pathlib import Path
 
 import orjson
 
-from gateway.auth.tokens import find, read_tokens
+from gateway.auth.tokens import change_tokens, find, mint, read_tokens
 from tests.gateway.cli.command import mq
 
 
@@ -45,6 +45,13 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
     assert (result.returncode, "tokens.json: not a token file" in result.stderr) == (1, True)
 
 
+def test_a_token_for_longer_than_the_calendar_goes_is_listed(tmp_path: Path) -> None:
+    _, record = mint("ann", ["admin"], now_ms=0, expires_ms=2**60)
+    (tmp_path / "auth").mkdir()
+    change_tokens(tmp_path / "auth" / "tokens.json", lambda tokens: tokens.update({record.id: record}))
+    assert "after 9999" in mq("token", "list", "--data", str(tmp_path)).stdout
+
+
 def test_settings_are_shown_with_where_they_came_from(tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_text("a-shared-secret-of-thirty-two-bytes!")
@@ -78,6 +85,13 @@ def test_a_configuration_that_would_not_start_is_found_before(tmp_path: Path) ->
         ({"MQ_AUTH_ACL_FILE": "missing"}, "auth.acl_file missing"),
         ({"MQ_ALLOWED_ORIGINS": "https://a/"}, "allowed_origins"),
         ({"MQ_LIMITS_CONNECTIONS_MAX": "0"}, "connections_max"),
+        ({"MQ_LOG_LEVEL": "verbose"}, "log_level verbose: use debug"),
+        ({"MQ_CLUSTER_KAFKA": "foo"}, "cluster.kafka"),
+        ({"MQ_REGISTRY_URL": "https://r:1", "MQ_REGISTRY_CA_FILE": "missing"}, "registry.ca_file: "),
+        (
+            {"MQ_CLUSTER_NODE": "n1", "MQ_CLUSTER_ETCD": "http://127.0.0.1:1", "MQ_CLUSTER_SECRET_FILE": "missing"},
+            "cluster: [Errno 2]",
+        ),
     ):
         result = mq("config", "check", "--data", data, **environment)
         assert (result.returncode, message in result.stderr) == (2, True), result.stderr

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from itertools import count
 from pathlib import Path
 
 import aiohttp
@@ -25,7 +26,7 @@ from store.errors import StoreLocked
 from store.files import OsFiles
 from store.record_batch import Record
 from tests.gateway.groups.coordinator.world import PlainTimer
-from tests.waiting import WOKEN_S
+from tests.waiting import PATIENCE_S, WOKEN_S
 
 JSON = {"Content-Type": "application/vnd.kafka.json.v2+json", "Accept": "application/vnd.kafka.json.v2+json"}
 MiB = 1024 * 1024
@@ -99,6 +100,28 @@ async def test_raw_batches_are_delivered_when_their_delay_is_over(tmp_path: Path
             ({"n": n}, "t", 5) for n in range(3)
         ]
         assert [record["schedule_id"] for record in records] == [receipt["schedule_id"] for receipt in receipts]
+
+
+@pytest.mark.parametrize("more", [{}, {"workers": 1}])
+async def test_of_a_deleted_topic_no_count_is_kept(tmp_path: Path, more: dict[str, int]) -> None:
+    async with serving(config_of(tmp_path, **more)) as client:
+        await client.put("/mq/v1/topics/job-17", json={"partitions": 1})
+        assert (await client.post("/topics/job-17", data=b'{"records":[{"value":1}]}')).status == 200
+        await metrics_when(client, lambda shown: 'mq_produce_records_total{topic="job-17"} 1.0' in shown)
+        assert (await client.delete("/mq/v1/topics/job-17")).status == 204
+        assert "mq_produce_bytes_total 0" not in await metrics_when(client, lambda shown: "job-17" not in shown)
+
+
+async def metrics_when(client: aiohttp.ClientSession, is_so: Callable[[str], bool]) -> str:
+    """The metrics once they are so: workers tell theirs later."""
+    async with asyncio.timeout(PATIENCE_S):
+        for _ in count():
+            async with client.get("/metrics") as response:
+                shown = await response.text()
+            if is_so(shown):
+                break
+            await asyncio.sleep(0.01)
+    return shown
 
 
 async def test_a_group_has_as_many_records_in_flight_as_the_settings_say(tmp_path: Path) -> None:

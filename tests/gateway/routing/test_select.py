@@ -44,6 +44,14 @@ def test_without_trouble_each_partition_has_its_turn() -> None:
     assert taken(PartitionSelector(brokers), 3, 4) == [0, 1, 2, 0]
 
 
+def test_of_a_topic_that_is_gone_nothing_is_kept() -> None:
+    selector = PartitionSelector()
+    assert taken(selector, 3, 2) == [0, 1]
+    selector.forget("t")
+    selector.forget("another")
+    assert taken(selector, 3, 2) == [0, 1]
+
+
 def test_a_broker_to_be_avoided_is_passed_over_until_its_penalty_ends() -> None:
     now_ms = 0.0
     brokers = Brokers("a", "b", "c")

@@ -122,6 +122,14 @@ async def test_by_id(world: World) -> None:
     assert error.error_code == UNDECODABLE
 
 
+async def test_a_schema_that_is_known_and_is_deleted_in_the_registry_has_no_version(world: World) -> None:
+    chosen = await world.schemas.choose("orders", AVRO_WISH, is_key=False)
+    await world.schemas.serialize(chosen.schema_id, [b'{"sku":1}'])
+    world.fake.schemas.clear()
+    error = await world.error(SchemaWish(schema_id=chosen.schema_id, with_version=True))
+    assert (error.error_code, error.retriable) == (UNDECODABLE, False)
+
+
 @pytest.mark.parametrize("schema_id", [0, -1, 2**31, 7])
 async def test_an_id_that_there_is_not(world: World, schema_id: int) -> None:
     error = await world.error(SchemaWish(schema_id=schema_id))
