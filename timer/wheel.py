@@ -28,6 +28,8 @@ Invariants
         Second 0 of the epoch is never used.
     W2  The file holds no fact of its own: the timer log names the slot of every unit, and the wheel is rebuilt from
         it after a crash. So the file is written only at a clean stop, page by page, dirty pages only.
+    W3  A survey may run in a thread while the owner goes on: it sees every unit that was there when it began. One that
+        is added meanwhile it may see or not.
 """
 
 from __future__ import annotations
@@ -192,8 +194,11 @@ class Wheel:
         return page
 
     def _written_pages(self) -> Iterator[int]:
-        """The pages that are in memory, and those of the file that are not all zeros; in no order."""
-        yield from self._pages
+        """The pages that are in memory, and those of the file that are not all zeros; in no order. Pages may be loaded
+        while it goes on, by whom this is not the thread of (W3)."""
+        held = list(self._pages)
+        yield from held
+        known = frozenset(held)
         if self._forgotten:
             return
         for position in range(0, _PAGES * PAGE_BYTES, _SURVEY_BYTES):
@@ -203,7 +208,7 @@ class Wheel:
             if piece != bytes(len(piece)):
                 for at in range(0, len(piece), PAGE_BYTES):
                     number = (position + at) // PAGE_BYTES
-                    if number not in self._pages and piece[at : at + PAGE_BYTES] != _EMPTY_PAGE:
+                    if number not in known and piece[at : at + PAGE_BYTES] != _EMPTY_PAGE:
                         yield number
 
     def _peek(self, number: int) -> bytes | bytearray:

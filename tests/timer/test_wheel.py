@@ -40,6 +40,26 @@ def test_the_next_lap_takes_the_place_and_the_first_reads_empty() -> None:
     assert wheel.at(SECOND + SLOTS) == Chain(104, 104, 1)
 
 
+def test_a_survey_sees_what_is_in_the_file_though_pages_are_loaded_meanwhile() -> None:
+    """It runs in a thread, and every send loads the page of its second."""
+    disk = new_disk()
+    wheel = Wheel(disk, PATH)
+    for second in range(SECOND + 1_000, SECOND + 100_000, 10_000):
+        wheel.add(second, second - SECOND)
+    wheel.flush()
+    wheel.close()
+
+    class Busy(Wheel):
+        def _peek(self, number: int) -> bytes | bytearray:
+            for second in range(SECOND + 1_000, SECOND + 100_000, 10_000):
+                self.at(second)
+            return super()._peek(number)
+
+    wheel = Busy(disk, PATH)
+    wheel.add(SECOND, 1 << 40)
+    assert wheel.survey(SECOND) == Survey(11, 1_000)
+
+
 seconds = st.integers(SECOND, SECOND + 300) | st.integers(SECOND + SLOTS - 300, SECOND + SLOTS + 300)
 
 
