@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import NoReturn
 
@@ -33,7 +33,7 @@ from gateway.groups.machines.copies import place_name
 from gateway.groups.machines.errors import GroupError, GroupFull
 from gateway.groups.machines.progress import Start
 from gateway.groups.machines.subscription import Subscription as Pattern
-from gateway.groups.protocol import Delivered, Groups, Receive, Run, Settled, cut, receipts_of
+from gateway.groups.protocol import RECEIPTS_MAX, Delivered, Groups, Receive, Run, Settled, cut, receipts_of
 from gateway.routing.base import Routes, TopicView
 from gateway.routing.patience import AGAIN_S
 from gateway.surfaces.http.context import GatewayStats
@@ -127,10 +127,9 @@ class Queue:
         unseen = [lease.receipt for lease in self._leases.take_after(self._delivered_seq)]
         held = [lease.receipt for lease in self._leases.take_after(0)]
         try:
-            if unseen:
-                await self._groups.give_back(self.group, unseen)
-            if held:
-                await self._groups.nack(self.group, held, delay_ms=0, reason="released")
+            await self._give_back(unseen)
+            for some in _in_calls(held):
+                await self._groups.nack(self.group, some, delay_ms=0, reason="released")
         except (GroupError, StoreError) as error:
             log.info("group=%s leases run out by themselves: %s", self.group, error)
 
@@ -212,7 +211,7 @@ class Queue:
         for lease in unseen:
             self.ledger.unsent(1, lease.byte_count)
         if back:
-            await self._tasks.whole(self._groups.give_back(self.group, back))
+            await self._tasks.whole(self._give_back(back))
 
     def is_current(self) -> bool:
         """Each receive asks for the topics there are."""
@@ -233,8 +232,8 @@ class Queue:
             mine = self._leases.up_to(place_name(topic, self.queue), partition, next_offset - 1)
             counts.append(len(mine))
             receipts += mine
-        if receipts:
-            await self.ack(receipts)
+        for some in _in_calls(receipts):
+            await self.ack(some)
         return counts
 
     async def settle(self, command: Nack | Reject | Extend) -> Sequence[Settled]:
@@ -329,6 +328,10 @@ class Queue:
                 queue=self.queue,
             )
         return before
+
+    async def _give_back(self, receipts: Sequence[str]) -> None:
+        for some in _in_calls(receipts):
+            await self._groups.give_back(self.group, some)
 
     def _give_back_soon(self, runs: Sequence[Run]) -> None:
         """These were never sent: they need not wait for their leases to end (Q1)."""
@@ -461,3 +464,9 @@ class Queue:
     def _done(self, count: int, byte_count: int) -> None:
         self.ledger.returned(count, byte_count)
         self._changed.set()
+
+
+def _in_calls(receipts: Sequence[str]) -> Iterator[Sequence[str]]:
+    """As many as one call takes: a socket may hold more, when it grants new credit before it settles."""
+    for at in range(0, len(receipts), RECEIPTS_MAX):
+        yield receipts[at : at + RECEIPTS_MAX]

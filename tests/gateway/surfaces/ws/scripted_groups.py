@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from gateway.api.read import Consumer
 from gateway.codec.tags import TAG_HEADER
+from gateway.groups import protocol
 from gateway.groups.machines.config import GroupConfig
 from gateway.groups.machines.errors import StaleGeneration, UnknownMember
 from gateway.groups.machines.membership import Member as GroupMember
@@ -275,6 +276,7 @@ class ScriptedGroups:
         return taken
 
     async def ack(self, group: str, receipts: Sequence[str]) -> list[Settled]:
+        assert len(receipts) <= protocol.RECEIPTS_MAX
         if self.hold is not None:
             await self.hold.wait()
         answers = []
@@ -290,6 +292,7 @@ class ScriptedGroups:
     async def nack(
         self, group: str, receipts: Sequence[str], *, delay_ms: int | None = None, reason: str = ""
     ) -> list[Settled]:
+        assert len(receipts) <= protocol.RECEIPTS_MAX
         taken = self._take(receipts)
         for settled, lease in taken:
             if lease is not None:
@@ -298,6 +301,7 @@ class ScriptedGroups:
         return [settled for settled, _ in taken]
 
     async def give_back(self, group: str, receipts: Sequence[str]) -> None:
+        assert len(receipts) <= protocol.RECEIPTS_MAX
         self.given_back += receipts
         for settled, lease in self._take(receipts):
             if lease is not None:

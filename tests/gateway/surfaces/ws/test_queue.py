@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from gateway.api.lease import REASON_DEFAULT
 from gateway.cluster.metadata import Unavailable
+from gateway.groups import protocol
 from gateway.groups.machines.errors import GroupElsewhere, GroupFull
 from gateway.groups.machines.progress import Start, StartTime
 from gateway.groups.protocol import Receive, Received
@@ -269,6 +270,22 @@ async def test_unsubscribe_releases_what_is_not_settled() -> None:
         assert (await talk.answer({"id": 2, "op": "unsubscribe", "sub": "s"}))["ok"]
         assert not talk.groups.leases
         assert talk.groups.done == {("orders", 0, 1)}
+
+
+@pytest.mark.parametrize("how", ["ack", "unsubscribe"])
+async def test_more_than_one_call_takes_is_settled_and_released(monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    monkeypatch.setattr(queue, "RECEIPTS_MAX", 3)
+    monkeypatch.setattr(protocol, "RECEIPTS_MAX", 3)
+    async with talking({"orders": 1}) as talk:
+        await talk.fill("orders", 7)
+        await talk.ask(subscribe(**QUEUE))
+        await talk.messages(7)
+        if how == "ack":
+            assert (await talk.answer({"id": 5, "op": "ack", "sub": "s", "cursor": "orders:0=7"}))["ok"]
+            assert len(talk.groups.done) == 7
+        else:
+            assert (await talk.answer({"id": 2, "op": "unsubscribe", "sub": "s"}))["ok"]
+        assert not talk.groups.leases
 
 
 async def test_auto_ack_settles_what_was_handed_over_and_shows_no_receipt() -> None:
