@@ -225,8 +225,8 @@ class OpenSlots:
         return sum(len(slot.withdrawn) for slot in self._slots.values())
 
     def put_back(self, items: list[Item]) -> None:
-        """Return items that could not be delivered now, in order."""
-        self._memory.add(list(items))
+        """Return items that could not be delivered now, in any order: what has waited apart came bit by bit."""
+        self._memory.add(sorted(items))
         self._late.update(items)
         self._leaving.difference_update(items)
 

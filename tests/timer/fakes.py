@@ -221,16 +221,15 @@ def keyed_append(schedules: Sequence[tuple[int, bytes, bytes | None]]) -> Append
 
 def make_timer(
     log: FakeLog, disk: SimDisk, clock: Clock, *, key_index: KeyIndex | None = None,
-    run_blocking: RunBlocking = run_inline, **settings: int,
+    run_blocking: RunBlocking = run_inline, partitions: OwnPartitions | None = None, **settings: int,
 ) -> TimerService:  # fmt: skip
     """A timer over fakes. Rolls already after ten seconds unless told otherwise."""
     # A record rolls from the end of what is open on, which so short a window must not be.
     chosen = {"roll_window_ms": 10_000, "open_ahead_ms": 3_000, "timer_log_file_units": 64} | settings
     config = TimerConfig(root=ROOT, **chosen)
     key_index = key_index or FakeKeyIndex()
-    return TimerService(
-        config, log, disk, clock, partitions=OwnPartitions(log), run_blocking=run_blocking, key_index=key_index
-    )
+    partitions = partitions or OwnPartitions(log)
+    return TimerService(config, log, disk, clock, partitions=partitions, run_blocking=run_blocking, key_index=key_index)
 
 
 async def settle(timer: TimerService) -> None:

@@ -24,6 +24,7 @@ from tests.timer.fakes import OTHER_TARGET, TARGET, FailOnce, FakeLog, make_time
 from timer.changes import Standing
 from timer.firing import BUSY_RECORDS_MIN, CATCH_UP_MS, CATCH_UP_RECORDS_MAX, PIECE_RECORDS_MAX
 from timer.intake import BEHIND_UNITS_MAX, BURST_TURNS, TURN_UNITS_MAX
+from timer.ports import Delivered, Due, OwnPartitions, Target
 from timer.schedule import LAP_SLOTS, ScheduleId, decode_schedule_id, encode_schedule_id
 from timer.schedules import Query
 from timer.service import TimerService
@@ -430,6 +431,42 @@ async def test_a_full_timer_disk_stops_neither_delivery_nor_later_checkpoints(lo
     clock.step(1000)
     await settle(timer)
     assert values(log) == [b"x", b"y"]
+
+
+class Away(OwnPartitions):
+    """A broker that is away, until its partitions are said to be elsewhere."""
+
+    is_away = True
+
+    async def deliver(self, dues: Sequence[Due]) -> Sequence[Delivered]:
+        return [None] * len(dues) if self.is_away else await super().deliver(dues)
+
+    def has_moved(self, target: Target) -> bool:
+        return not self.is_away
+
+
+async def test_what_waits_for_a_broker_is_delivered_once_though_what_came_later_was_due_before(
+    log: FakeLog, clock: FakeClock
+) -> None:
+    brokers = Away(log)
+    timer = make_timer(log, SimDisk(), clock, partitions=brokers)
+    await timer.start()
+    early_count = CATCH_UP_RECORDS_MAX + 44  # more than are tried again while nothing else is due
+    await log.accept([(START_MS + 1000 + number // 2, b"%d" % number) for number in range(early_count)])
+    await timer.intake_step()
+    clock.step(2000)
+    await timer.firing_step()
+    await timer.firing_step()  # they are tried once more, and then wait a while
+    late = [(START_MS + 1100, b"late"), (START_MS + 500, b"later")]
+    for one in late:
+        await log.accept([one])
+        await timer.intake_step()
+        await timer.firing_step()
+    assert values(log) == []
+    brokers.is_away = False
+    await settle(timer)
+    assert sorted(values(log)) == sorted([b"%d" % number for number in range(early_count)] + [b"late", b"later"])
+    assert timer.pending_count == 0
 
 
 async def test_timer_log_files_expire_when_nothing_in_them_is_pending(log: FakeLog, clock: FakeClock) -> None:

@@ -17,7 +17,7 @@ _STEP = re.compile(r"([0-9]{1,9})(ms|s|m|h|d)", re.ASCII)
 BACKOFF_MS_LIMIT = 365 * _UNITS_MS["d"]
 BACKOFF_STEPS_MAX = 64
 INVISIBLE_MS_MAX = 12 * _UNITS_MS["h"]
-"""The longest lease that a request may ask for, where a group says nothing else."""
+"""The longest lease that a request may ask for."""
 
 INVISIBLE_MS_LIMIT = 365 * _UNITS_MS["d"]
 """The longest that a group may say: the end of a lease has its place in receipts and events."""
