@@ -289,13 +289,10 @@ class TimerLog:
             start = position - position % self._file_bytes
             part = view[: start + self._file_bytes - position]
             file = self._handles.get(start)
-            new = file is None
             if file is None:
-                file = self._handles[start] = self._files.open(self._path(start), create=True)
+                file = self._made(start)
             file.pwritev([part], position - start)
             file.datasync()
-            if new:
-                self._files.sync_dir(self._directory)
             position += len(part)
             view = view[len(part) :]
         marked: set[int] = set()
@@ -306,6 +303,17 @@ class TimerLog:
                 marked.add(start)
         for start in marked:
             self._handles[start].datasync()
+
+    def _made(self, start: int) -> File:
+        """A new file, whose name is certain before it is known: a write that fails now is tried again without this."""
+        file = self._files.open(self._path(start), create=True)
+        try:
+            self._files.sync_dir(self._directory)
+        except BaseException:
+            file.close()
+            raise
+        self._handles[start] = file
+        return file
 
     def written(self, unwritten: Unwritten) -> None:
         """Note that `write` of this succeeded. What it holds is the caller's."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
@@ -13,7 +15,7 @@ from crc32c import crc32c
 from store.errors import Corrupt
 from store.files import File
 from store.types import Buffer
-from tests.simdisk import SimDisk
+from tests.simdisk import Fault, Operation, SimDisk
 from timer.timer_log import MAGIC_DEFAULT, MAGIC_DELETE, UNIT_BYTES, TimerLog, Unit
 
 DIRECTORY = Path("/data/timerlog")
@@ -102,6 +104,20 @@ def test_after_a_power_cut_everything_before_the_saved_end_is_there_and_the_rest
     fill(log, range(6, 9))
     save(log)
     assert [found for _, found in log.scan()] == [unit(number) for number in range(9)]
+
+
+@pytest.mark.parametrize("operation", ["create", "pwritev", "datasync", "sync_dir"])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_write_that_failed_is_as_durable_when_it_is_tried_again(operation: Operation, seed: int) -> None:
+    disk = SimDisk()
+    log = opened(disk)
+    fill(log, range(3))
+    disk.inject(Fault(operation, errno.ENOSPC, path_part="timerlog"))
+    with pytest.raises(OSError, match=os.strerror(errno.ENOSPC)):
+        log.write(log.unwritten())
+    save(log)
+    log = opened(disk.crash(Random(seed)), 3 * UNIT_BYTES)
+    assert [found for _, found in log.scan()] == [unit(number) for number in range(3)]
 
 
 def test_every_flipped_bit_is_found() -> None:
