@@ -11,7 +11,7 @@ from typing import cast
 from gateway.brokers.base import Broker, BrokerUnreachable, LightQueues, NodeBroker, all_stored
 from gateway.brokers.kafka.attached import AttachedBroker
 from gateway.brokers.kafka.broker import KafkaBroker
-from store.errors import NoLightQueues
+from store.errors import NoLightQueues, StoreError
 from store.topics import TIMER_QUEUE
 from store.types import (
     Acks,
@@ -71,7 +71,7 @@ class Beside:
         brokers = [self._of(append.queue) for append in appends]
         if all(broker is brokers[0] for broker in brokers):
             return brokers[0].begin_append(appends, acks=acks)
-        begun = [broker.begin_append([append], acks=acks) for broker, append in zip(brokers, appends, strict=True)]
+        begun = [_begun(broker, append, acks) for broker, append in zip(brokers, appends, strict=True)]
         return asyncio.ensure_future(all_stored(begun))
 
     async def schedule(self, append: Append, *, acks: Acks, keys: Sequence[bytes | None] = ()) -> Appended:
@@ -171,3 +171,13 @@ class Beside:
     def watch_light(self, queue: QueueKey, name: bytes, end: int | None, wake: LightWake) -> Callable[[], None]:
         """See `LightQueues.watch_light`."""
         return self._light_of(queue).watch_light(queue, name, end, wake)
+
+
+def _begun(broker: Broker, append: Append, acks: Acks) -> asyncio.Future[list[Appended]]:
+    """The append's own answer also when it is refused at once: those before it are under way, and may be stored."""
+    try:
+        return broker.begin_append([append], acks=acks)
+    except StoreError as error:
+        refused: asyncio.Future[list[Appended]] = asyncio.get_running_loop().create_future()
+        refused.set_exception(error)
+        return refused

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from gateway.api.light import LightReader
-from gateway.brokers.base import AnswerLost, Broker, BrokerUnreachable
+from gateway.brokers.base import AnswerLost, Broker, BrokerUnreachable, PartlyStored
 from gateway.brokers.kafka import writer as writing
 from gateway.brokers.kafka.beside import Beside
 from gateway.brokers.kafka.broker import KafkaBroker
@@ -27,6 +27,7 @@ from gateway.routing.base import place_of
 from store import record_batch
 from store.config import StoreConfig
 from store.errors import AlreadyStored, BrokerLacks, Corrupt, NoLightQueues, SealedQueue
+from store.limits import PARTITIONS_MAX
 from store.record_batch import Record
 from store.types import ID_BYTES, Acks, Append, Identity, QueueKey, RecordNumbers
 from tests.gateway.brokers.kafka.fake import FakeKafka, new_repeats, strangers_batch
@@ -235,6 +236,23 @@ async def test_nodes_append_through_the_owner_and_hear_of_it(cluster: KafkaClust
         await woken.wait()
     forget()
     assert await cluster.nodes["n3"].reader.offset_for_time(TOPIC, 0, 0) == 0
+
+
+async def test_a_call_that_is_refused_at_once_in_part_says_what_it_stored(cluster: KafkaCluster) -> None:
+    """C11: the caller sends again only what was not stored."""
+    await cluster.move("n1", "kafka1")
+    on_kafka, embedded = cluster.nodes["n2"].routes.writable(TOPIC, 0), QueueKey(cluster.topic.topic_id, 0)
+    await cluster.nodes["n1"].broker.create_queue(other := QueueKey(cluster.topic.topic_id, 9 * PARTITIONS_MAX))
+    cluster.known["n1"].refuse(on_kafka.queue)  # a move is about to seal it
+    batch = record_batch.encode([Record(None, b"a", 1)])
+    appends = [Append(queue=queue, batch=batch, record_count=1) for queue in (other, on_kafka.queue)]
+    with pytest.raises(PartlyStored) as partly:
+        await on_kafka.broker.append(appends, acks=Acks.FLUSHED)
+    assert isinstance(partly.value.error, SealedQueue)
+    assert [None if one is None else one.base_offset for one in partly.value.answers] == [0, None]
+    for refused in ([appends[1]], [appends[1], replace(appends[0], queue=embedded)]):
+        with pytest.raises(SealedQueue):  # the queue on n1 was sealed when the partition left
+            await on_kafka.broker.append(refused, acks=Acks.FLUSHED)
 
 
 async def test_an_owner_that_was_started_again_takes_its_partition_over_with_a_new_epoch(cluster: KafkaCluster) -> None:
