@@ -336,13 +336,17 @@ class KafkaBroker:
 
     async def own_end(self, place: Place, *, since: int, until: int) -> int:
         """Where a tenure has ended, when `until` is the offset of a fence behind it: at the first batch that is not its
-        own. `since`: an offset that is known to be within it. Raises BrokerUnreachable, Corrupt."""
+        own. `since`: an offset that is known to be within it. What Kafka has let go of behind that counts as its own:
+        its offsets may have been acknowledged. Raises BrokerUnreachable, Corrupt."""
         end = since
+        if end < until:
+            self._starts.pop((place.topic, place.partition), None)  # the first offset of now counts
+            end = min(max(end, await self._start(place)), until)
         while end < until:
             fetched = await self._fetched(place, end, SCAN_BYTES)
             batches = [_seen(batch, place) for batch in record_batch.whole_batches(fetched.batches)]
-            batches = [batch for batch in batches if end <= batch.base_offset < until]
-            if not batches or batches[0].base_offset != end:
+            batches = [batch for batch in batches if end < batch.next_offset and batch.base_offset < until]
+            if not batches or batches[0].base_offset > end:  # it may begin before: logs begin within a batch, too
                 break
             own = own_end(batches, end, place.fence.epoch)
             if own == end:
@@ -373,7 +377,7 @@ class KafkaBroker:
                 its_end = end if other == queue else its.end
                 if is_same and its_end is not None and (other == queue or its_end > since):
                     begin = its.start if other == queue else max(its.start, since)
-                    await self._recall_tenure(queue, replace(its, end=its_end), max(begin, low))
+                    await self._recall_tenure(queue, replace(its, end=its_end), begin)
         self._repeats.is_known(queue, end)
 
     async def _window_start(self, place: Place) -> int:
@@ -410,8 +414,10 @@ class KafkaBroker:
         return record.value
 
     async def _recall_tenure(self, queue: QueueKey, place: Place, begin: int) -> None:
-        """Take in the ids of a tenure's batches from an offset on, up to its end."""
+        """Take in the ids of a tenure's batches from an offset on, up to its end, of those that Kafka still has."""
         assert place.end is not None
+        if begin < place.end:
+            begin = max(begin, await self._start(place))
         while begin < place.end:
             fetched = await self._fetched(place, begin, SCAN_BYTES)
             found: list[tuple[Identity, int, int, int]] = []

@@ -29,7 +29,7 @@ from store.config import StoreConfig
 from store.errors import AlreadyStored, BrokerLacks, Corrupt, NoLightQueues, SealedQueue
 from store.limits import PARTITIONS_MAX
 from store.record_batch import Record
-from store.types import ID_BYTES, Acks, Append, Identity, QueueKey, RecordNumbers
+from store.types import ID_BYTES, Acks, Append, Bounds, Identity, QueueKey, RecordNumbers
 from tests.gateway.brokers.kafka.fake import FakeKafka, new_repeats, strangers_batch
 from tests.gateway.cluster.nodes import CONFIG, NAMES, TOPIC, Cluster, settle
 from tests.gateway.cluster.test_light_moves import rows as light_rows
@@ -264,6 +264,32 @@ async def test_an_owner_that_was_started_again_takes_its_partition_over_with_a_n
     assert await cluster.send("n2", b"b") == 1
     assert await cluster.read_all("n3") == [b"a", b"b"]
     assert [segment.kepoch for segment in (await cluster.record()).segments if segment.pid] == [0, 1]
+
+
+@pytest.mark.parametrize("by", ["the records were deleted", "retention", "retention, and the owner is in doubt"])
+async def test_a_tenure_whose_beginning_has_expired_is_taken_over_and_its_offsets_are_not_given_again(
+    cluster: KafkaCluster, by: str
+) -> None:
+    await cluster.move("n1", "kafka1")
+    for number in range(5):
+        await cluster.send("n1", b"%d" % number)
+    record = await cluster.record()
+    assert record.verified == record.open_segment.physical, "its end is searched from its first offset on"
+    if by == "the records were deleted":
+        segment = cluster.nodes["n1"].routes.writable(TOPIC, 0)
+        await segment.broker.expire_queue(segment.queue, segment.to_physical(5))
+    elif by == "retention, and the owner is in doubt":
+        cluster.kafka.script.extend(["forgotten", "forgotten"])
+        assert await cluster.sent("n1", b"stored behind what the owner knows") is None
+    log = cluster.kafka.log(TOPIC, 0)
+    await cluster.kafka.delete_before(TOPIC, 0, log.end)
+    if by != "retention, and the owner is in doubt":
+        cluster.restart("n1")
+    await cluster.move("n1", "kafka1")
+    offset = await cluster.send("n2", b"b")
+    assert offset >= 5
+    assert await cluster.nodes["n3"].reader.bounds(TOPIC, 0) == Bounds(offset, offset + 1)
+    assert await cluster.send("n2", b"c") == offset + 1
 
 
 async def test_another_node_takes_over_and_the_old_owner_acknowledges_nothing_more(cluster: KafkaCluster) -> None:

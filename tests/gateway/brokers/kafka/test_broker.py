@@ -183,6 +183,20 @@ async def test_a_tenure_ends_at_the_fence_of_the_next_one_or_before_a_stranger()
     assert await world.broker.own_end(second, since=5, until=later) == 5
 
 
+@pytest.mark.parametrize(("kept_from", "end"), [(2, 5), (3, 5), (4, 5), (5, 5), (6, 6), (7, 6)])
+async def test_a_tenure_whose_beginning_has_expired_ends_where_its_rest_does(kept_from: int, end: int) -> None:
+    """Kept from within a batch; from behind all that was the tenure's; from behind the fence."""
+    world = World()
+    queue, place = await world.open(1)
+    await world.send(queue, b"a", b"b")
+    await world.send(queue, b"c")
+    world.kafka.log("mq.orders", 0).append(strangers_batch())
+    fence = await world.broker.fence("mq.orders", 0, Fence(4001, 2))
+    await world.broker.first_kept(queue)  # as is believed for a while
+    await world.kafka.delete_before("mq.orders", 0, kept_from)
+    assert await world.broker.own_end(place, since=place.start, until=fence) == end
+
+
 async def test_a_fence_that_is_said_again_is_where_it_was_and_an_older_one_is_refused() -> None:
     world = World()
     await world.broker.create_queue(QueueKey(TOPIC_ID, 0))
