@@ -431,9 +431,13 @@ class AttachedBroker:
                         for led in await self._kafka.by_leader(kafka_name, partitions):
                             its = {partition: ends[partition] for partition in led}
                             tasks.create_task(self._follow_some(topic_id, topic, its, told))
-                except* (Unreached, Refused, StoreError) as errors:
+                except* Exception as errors:  # of any kind: nothing else tells those who wait
                     if not is_away:
-                        log.warning("ends in Kafka cannot be told topic=%s error=%s", kafka_name, errors.exceptions[0])
+                        _, unexpected = errors.split((Unreached, Refused, StoreError))
+                        log.warning(
+                            "ends in Kafka cannot be told topic=%s error=%r", kafka_name, errors.exceptions[0],
+                            exc_info=unexpected,
+                        )  # fmt: skip
                         self._wake(topic_id, {})
                     is_away = True
                     told.clear()

@@ -15,7 +15,7 @@ from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.protocol.metadata import MetadataRequest
 from aiokafka.protocol.offset import OffsetRequest
 
-from gateway.brokers.kafka.codes import NONE, OF_THE_MOMENT, REFUSALS
+from gateway.brokers.kafka.codes import NONE, NOT_LEADER, OF_THE_MOMENT, REFUSALS
 from gateway.brokers.kafka.links import EARLIEST, LATEST, Links
 from gateway.brokers.kafka.port import Kafka, Refused, Unreached
 from store.errors import BrokerRefuses
@@ -79,7 +79,7 @@ class SharedKafka(Kafka, Protocol):
 
     async def wait_for_more(self, topic: str, ends: Mapping[int, int], *, wait_ms: int) -> Mapping[int, int]:
         """The last stable offsets of partitions with one leader, when one of them is behind those that are known, or
-        after a time."""
+        after a time. Raises Refused when they have several leaders now: see `by_leader`."""
         ...
 
     async def leave(self, topic: str) -> None:
@@ -134,10 +134,17 @@ class SharedLinks(Links):
     async def wait_for_more(self, topic: str, ends: Mapping[int, int], *, wait_ms: int) -> Mapping[int, int]:
         """See `SharedKafka`. On connections of the topic's own: a node answers those of one connection in order."""
         client = await self._client(_tails_of(topic))
-        [[node, _]] = (await self._led(client, topic, list(ends))).items()
+        node, *others = await self._led(client, topic, list(ends))
         wanted = [(partition, end, FIRST_BATCH) for partition, end in ends.items()]
         request = FetchRequest(wait_ms, 1, FIRST_BATCH, READ_COMMITTED, [(topic, wanted)])
-        rows = _rows_of(await self._asked(client, node, request), topic)
+        try:
+            if others:
+                raise Refused(NOT_LEADER, f"topic {topic}, of which partitions had one leader")
+            rows = _rows_of(await self._asked(client, node, request), topic)
+        except Refused as error:
+            if error.code in OF_THE_MOMENT:
+                await self._refreshed(client)  # no other request refreshes the metadata of this client
+            raise
         return {row[0]: row[3] for row in rows}
 
     async def leave(self, topic: str) -> None:

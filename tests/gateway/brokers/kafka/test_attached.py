@@ -340,6 +340,26 @@ async def test_who_waits_is_told_that_the_cluster_is_away_once_and_where_ends_ar
     await until(lambda: told[-1].get(QUEUE) == 1)
 
 
+async def test_who_waits_is_told_of_what_comes_behind_an_error_of_any_kind(
+    world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    told: list[Mapping[QueueKey, int]] = []
+    wait_for_more, errors = world.kafka.wait_for_more, [ValueError("a bug")]
+
+    async def failing(topic: str, ends: Mapping[int, int], *, wait_ms: int) -> Mapping[int, int]:
+        if errors:
+            raise errors.pop()
+        return await wait_for_more(topic, ends, wait_ms=wait_ms)
+
+    monkeypatch.setattr(world.kafka, "wait_for_more", failing)
+    call_off = world.broker.watch(TOPIC_ID, told.append)
+    await until(lambda: {} in told)
+    world.log.send((None, b"a"))
+    await until(lambda: told[-1].get(QUEUE) == 1)
+    assert "a bug" in caplog.text
+    call_off()
+
+
 async def test_partitions_that_come_are_read_and_told_of_too(world: World) -> None:
     told: list[Mapping[QueueKey, int]] = []
     world.broker.watch(TOPIC_ID, told.append)

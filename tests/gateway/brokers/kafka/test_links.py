@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections.abc import Coroutine, Iterable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,10 +14,12 @@ from aiokafka.conn import AIOKafkaConnection
 from aiokafka.errors import InvalidPartitionsError, KafkaConnectionError
 from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.protocol.produce import ProduceRequest
+from aiokafka.structs import TopicPartition
 
 from gateway.brokers.kafka import links
 from gateway.brokers.kafka.answers import ANSWER_BYTES_MAX, GROUP
-from gateway.brokers.kafka.codes import LEADER_NOT_AVAILABLE, NOT_LEADER, OUT_OF_ORDER, Stored
+from gateway.brokers.kafka.attached_links import SharedLinks
+from gateway.brokers.kafka.codes import LEADER_NOT_AVAILABLE, NONE, NOT_LEADER, OUT_OF_ORDER, Stored
 from gateway.brokers.kafka.links import ACKS_ALL, PRODUCE_TIMEOUT_MS, KafkaAddress, Links
 from gateway.brokers.kafka.port import Refused, Unreached
 from store.types import Buffer
@@ -460,3 +463,41 @@ async def test_without_a_node_that_leads_there_is_no_lane() -> None:
     links = Links(KafkaAddress(servers=("127.0.0.1:1",)))
     links._clients["appends"] = client  # type: ignore[assignment]
     assert await links.produce("t", 5, b"a") == LEADER_NOT_AVAILABLE
+
+
+class Metadata:
+    """aiokafka's client: who leads each partition, as of its last look at the metadata."""
+
+    def __init__(self, leaders: dict[int, int]) -> None:
+        self.leaders, self.seen = leaders, dict(leaders)
+        self.cluster = self
+
+    def leader_for_partition(self, at: TopicPartition) -> int:
+        return self.seen[at.partition]
+
+    async def force_metadata_update(self) -> bool:
+        self.seen = dict(self.leaders)
+        return True
+
+
+async def test_who_waits_for_ends_is_told_that_leaders_are_others_and_then_asks_these(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    leaders = {0: 1, 1: 1}
+    to_kafka = SharedLinks(KafkaAddress(servers=("127.0.0.1:1",)))
+    to_kafka._clients["tails of t"] = Metadata(leaders)  # type: ignore[assignment]
+
+    async def asked(_: object, node: int, request: Any) -> Any:
+        [(topic, wanted)] = request._topics
+        rows = [(partition, NONE if leaders[partition] == node else NOT_LEADER, 9, 8) for partition, *_ in wanted]
+        return SimpleNamespace(topics=[(topic, rows)])
+
+    monkeypatch.setattr(to_kafka, "_asked", asked)
+    assert await to_kafka.wait_for_more("t", {0: 5, 1: 5}, wait_ms=1) == {0: 8, 1: 8}
+    leaders[0] = 2
+    for _ in ("by the node that led both", "by the metadata, which is looked at again"):
+        with pytest.raises(Refused) as refused:
+            await to_kafka.wait_for_more("t", {0: 5, 1: 5}, wait_ms=1)
+        assert refused.value.code == NOT_LEADER
+    for partition in leaders:
+        assert await to_kafka.wait_for_more("t", {partition: 5}, wait_ms=1) == {partition: 8}
