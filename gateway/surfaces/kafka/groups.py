@@ -252,6 +252,8 @@ class KafkaGroups:
         """Join a group whose members plan."""
         if state.round is None:
             state.round = _Round()
+            # Their leader is to join as well, and while they wait they send no heartbeats that would tell them.
+            _refuse_planned(state, REBALANCE_IN_PROGRESS)
             _begin(state, self._run_round(asked.group, state, state.round), "kafka round")
         current = state.round
         if (before := current.answers.get(asked.member_id)) is not None and not before.done():
@@ -447,7 +449,7 @@ class KafkaGroups:
             raise Refused(INCONSISTENT_PROTOCOL)
 
     async def _planned(self, group: str, member: MemberKey, state: _GroupState) -> None:
-        """Wait until the leader of a generation has assigned, or another generation has begun."""
+        """Wait until the leader of a generation has assigned, or a round or another generation has begun."""
         waiting = state.planned.setdefault(member.generation, asyncio.get_running_loop().create_future())
         while not waiting.done():
             plan = self._groups.plan_state(group)
@@ -516,10 +518,7 @@ class KafkaGroups:
             return
         for task in list(state.tasks):
             task.cancel()
-        for waiting in state.planned.values():
-            if not waiting.done():
-                waiting.set_exception(Refused(NOT_COORDINATOR))
-                waiting.exception()
+        _refuse_planned(state, NOT_COORDINATOR)
 
     async def close(self) -> None:
         """End what waits; clients join again with the next server."""
@@ -533,6 +532,15 @@ def _begin(state: _GroupState, work: Coroutine[Any, Any, None], name: str) -> No
     task = asyncio.create_task(work, name=name)
     state.tasks.add(task)
     task.add_done_callback(state.tasks.discard)
+
+
+def _refuse_planned(state: _GroupState, code: int) -> None:
+    """Nobody waits for an assignment any more."""
+    for waiting in state.planned.values():
+        if not waiting.done():
+            waiting.set_exception(Refused(code))
+            waiting.exception()
+    state.planned.clear()
 
 
 def _chosen(members: Sequence[KafkaMember]) -> str:

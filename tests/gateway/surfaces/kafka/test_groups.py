@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 
@@ -189,6 +190,24 @@ async def test_a_leader_that_does_not_assign_in_time_is_put_out() -> None:
         assert leader.generation < again.generation
 
 
+async def test_who_waits_for_the_assignment_is_told_at_once_when_another_round_begins() -> None:
+    async with _kafka() as kafka:
+        one = await kafka.first()
+        second = kafka.join()
+        await asyncio.sleep(0)
+        leader, two = await kafka.join(one.member_id), await second
+        follower = asyncio.create_task(kafka.sync(two))
+        await asyncio.sleep(0.05)
+        newcomer = kafka.join()
+        for waiting in (follower, asyncio.create_task(kafka.sync(leader))):
+            with pytest.raises(Refused) as told:
+                await asyncio.wait_for(waiting, PATIENCE_S)
+            assert told.value.code == REBALANCE_IN_PROGRESS
+        joined = await asyncio.gather(kafka.join(leader.member_id), kafka.join(two.member_id), newcomer)
+        assert {one.generation for one in joined} == {leader.generation + 1}, "nobody was put out"
+        assert sorted(kafka.members()) == sorted(one.member_id for one in joined)
+
+
 async def test_a_static_member_that_comes_back_replaces_and_fences_the_former() -> None:
     async with _kafka() as kafka:
         before = await kafka.first(instance_id="pod-0", needs_id=True)  # a static one needs no id
@@ -252,13 +271,15 @@ async def test_closing_tells_those_that_wait_to_look_for_another_server() -> Non
 async def test_what_was_kept_of_a_group_that_goes_is_forgotten_and_who_waits_in_it_is_told() -> None:
     async with _kafka() as kafka:
         one, two = await kafka.two()
-        waiting = [asyncio.create_task(kafka.sync(two)), kafka.join()]
-        await asyncio.sleep(0.05)
-        kafka.groups.forget(G)
-        for told in await asyncio.gather(*waiting, return_exceptions=True):
-            assert isinstance(told, Refused)
-            assert told.code == NOT_COORDINATOR
-        assert kafka.groups._states == {}
+        waits: list[Callable[[], asyncio.Task[Any]]] = [lambda: asyncio.create_task(kafka.sync(two)), kafka.join]
+        for wait in waits:
+            waiting = wait()
+            await asyncio.sleep(0.05)
+            kafka.groups.forget(G)
+            with pytest.raises(Refused) as told:
+                await asyncio.wait_for(waiting, PATIENCE_S)
+            assert told.value.code == NOT_COORDINATOR
+            assert kafka.groups._states == {}
         kafka.groups.forget(G)
         await kafka.sync(one, {one.member_id: kafka.share(0, 1)})  # as on the node that has it then: members go on
 
