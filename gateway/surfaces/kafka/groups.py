@@ -151,6 +151,7 @@ class _GroupState:
 
     pending: dict[str, float] = field(default_factory=dict)  # ids that were given out, and when
     round: _Round | None = None
+    ending: _Round | None = None  # the one before, while its generation is made durable
     tasks: set[asyncio.Task[None]] = field(default_factory=set)  # rounds and ends of leaders, under way
     planned: dict[int, asyncio.Future[None]] = field(default_factory=dict)  # by generation, while it is awaited
     told: dict[str, tuple[Partition, ...]] = field(default_factory=dict)  # in assigned groups, by member
@@ -172,7 +173,7 @@ class KafkaGroups:
         state = self._states.setdefault(asked.group, _GroupState())
         try:
             members = self._groups.members(asked.group)
-            self._check_protocols(asked, members)
+            self._check_protocols(asked, state, members)
             asked = self._identified(asked, state, members)
             if any(not member.plans for member in members.values()):
                 return await self._join_assigned(asked, state)
@@ -211,16 +212,19 @@ class KafkaGroups:
                 return member_id
         return None
 
-    def _check_protocols(self, asked: JoinAsked, members: Mapping[str, Member]) -> None:
-        """Raises Refused unless the members have a way of assigning in common."""
-        others = [
-            kafka for id_, member in members.items() if id_ != asked.member_id and (kafka := kafka_member(member))
-        ]
+    def _check_protocols(self, asked: JoinAsked, state: _GroupState, members: Mapping[str, Member]) -> None:
+        """Raises Refused unless the member has a way of assigning in common with all others, so those of a round always
+        have one: as they have joined it, or are known."""
+        others = {id_: kafka for id_, member in members.items() if (kafka := kafka_member(member))}
+        for joining in (state.ending, state.round):
+            if joining is not None:
+                others |= {id_: other.member for id_, other in joining.joins.items()}
+        others.pop(asked.member_id, None)
         mine = asked.member
         if not mine.protocols or not mine.protocol_type:
             raise Refused(INCONSISTENT_PROTOCOL)
-        common = set(mine.protocols).intersection(*(other.protocols for other in others))
-        if not common or any(other.protocol_type != mine.protocol_type for other in others):
+        common = set(mine.protocols).intersection(*(other.protocols for other in others.values()))
+        if not common or any(other.protocol_type != mine.protocol_type for other in others.values()):
             raise Refused(INCONSISTENT_PROTOCOL)
         if mine.protocol_type != CONSUMER and any(not member.plans for member in members.values()):
             raise Refused(INCONSISTENT_PROTOCOL)
@@ -277,13 +281,15 @@ class KafkaGroups:
         """Wait for the members, begin a generation, and tell them."""
         try:
             await self._gather(group, current)
-            state.round = None  # who comes from now on is in the next one
+            state.round, state.ending = None, current  # who comes from now on is in the next one
             await self._finish_round(group, state, current)
         except Exception as error:
             self._fail(current, error)
         finally:
             if state.round is current:
                 state.round = None
+            if state.ending is current:
+                state.ending = None
             self._fail(current, Refused(NOT_COORDINATOR))
             self._forget_if_idle(group)
 

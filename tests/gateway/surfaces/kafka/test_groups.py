@@ -237,6 +237,45 @@ async def test_a_round_chooses_what_all_know_and_refuses_who_has_nothing_in_comm
         assert again.protocol_name == came.protocol_name == "range"
 
 
+async def test_only_who_has_nothing_in_common_with_those_who_came_before_it_in_a_round_is_refused() -> None:
+    async with _kafka() as kafka:
+        good = [kafka.join(protocols=("range", "sticky")) for _ in range(2)]
+        bad = [kafka.join(protocols=("roundrobin",))]
+        joined = await asyncio.gather(*good)
+        assert {one.protocol_name for one in joined} == {"range"}
+        again = kafka.join(joined[0].member_id, protocols=("sticky",))
+        await asyncio.sleep(0)
+        bad += [kafka.join(protocols=("range",))]  # which all had in common before this round
+        last = await kafka.join(joined[1].member_id, protocols=("range", "sticky"))
+        assert last.protocol_name == (await again).protocol_name == "sticky"
+        for one in bad:
+            with pytest.raises(Refused) as refused:
+                await asyncio.wait_for(one, PATIENCE_S)
+            assert refused.value.code == INCONSISTENT_PROTOCOL
+        assert len(kafka.members()) == 2
+
+
+async def test_who_has_nothing_in_common_with_a_round_that_is_being_made_durable_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with _kafka() as kafka:
+        begin_round, begins, is_durable = kafka.world.groups.begin_round, asyncio.Event(), asyncio.Event()
+
+        async def slow(*asked: Any) -> Any:
+            begins.set()
+            await is_durable.wait()
+            return await begin_round(*asked)
+
+        monkeypatch.setattr(kafka.world.groups, "begin_round", slow)
+        one = kafka.join(protocols=("range",))
+        await asyncio.wait_for(begins.wait(), PATIENCE_S)
+        with pytest.raises(Refused) as refused:
+            await asyncio.wait_for(kafka.join(protocols=("sticky",)), PATIENCE_S)
+        assert refused.value.code == INCONSISTENT_PROTOCOL
+        is_durable.set()
+        assert (await one).protocol_name == "range"
+
+
 async def test_with_a_member_that_is_not_kafka_s_the_server_assigns() -> None:
     async with _kafka() as kafka:
         one = await kafka.first()
