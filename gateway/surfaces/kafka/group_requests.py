@@ -11,7 +11,8 @@ from gateway.auth.access import Permission
 from gateway.cluster.metadata import MetadataError
 from gateway.errors import RequestError
 from gateway.groups.machines.config import GroupConfig
-from gateway.groups.machines.errors import GroupActive, GroupError, UnknownGroup, UnknownMember
+from gateway.groups.machines.copies import check_group_name
+from gateway.groups.machines.errors import GroupActive, GroupError, IllegalRequest, UnknownGroup, UnknownMember
 from gateway.groups.machines.progress import COMMIT_METADATA_BYTES_MAX
 from gateway.groups.machines.subscription import Subscription
 from gateway.groups.protocol import (
@@ -39,7 +40,7 @@ from gateway.surfaces.kafka.nodes import is_elsewhere
 from gateway.surfaces.kafka.schema import Malformed, Message
 from gateway.surfaces.kafka.session import Session
 from gateway.surfaces.kafka.trail import record
-from store.errors import StoreError, UnknownQueue
+from store.errors import IllegalTopic, StoreError, UnknownQueue
 
 COMMITTED_PER_TURN = 1_000
 """Partitions whose committed offset is looked up in one turn of the event loop."""
@@ -67,8 +68,10 @@ def _code(error: Exception) -> int:
 
 
 def _check(session: Session, group: str, permission: Permission = Permission.RECEIVE) -> None:
-    if not group:
-        raise Refused(errors.INVALID_GROUP_ID)
+    try:
+        check_group_name(group)
+    except (IllegalRequest, IllegalTopic) as error:
+        raise Refused(errors.INVALID_GROUP_ID) from error
     if not session.may(permission, group=group):
         raise Refused(errors.GROUP_AUTHORIZATION_FAILED)
     if is_elsewhere(session, group):

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+from collections import OrderedDict
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -57,8 +58,9 @@ INITIAL_WAIT_S = 0.3
 LOOK_S = 1.0
 """How often a round looks who is still alive, and keeps alive who waits in it."""
 
-PENDING_MAX = 1_000
-"""Member ids of one group that were given out and not come back with."""
+PENDING_MAX = 10_000
+"""Member ids that were given out and not come back with, in all groups: clients come back with theirs at once, so the
+first of them is given up."""
 
 CONSUMER = "consumer"
 NO_TOPICS = "/"
@@ -149,7 +151,6 @@ class _Round:
 class _GroupState:
     """What is kept of one group besides its members."""
 
-    pending: dict[str, float] = field(default_factory=dict)  # ids that were given out, and when
     round: _Round | None = None
     ending: _Round | None = None  # the one before, while its generation is made durable
     tasks: set[asyncio.Task[None]] = field(default_factory=set)  # rounds and ends of leaders, under way
@@ -164,6 +165,7 @@ class KafkaGroups:
     def __init__(self, groups: Groups) -> None:
         self._groups = groups
         self._states: dict[str, _GroupState] = {}
+        self._pending: OrderedDict[str, str] = OrderedDict()  # member ids that were given out, each for its group
 
     # ------------------------------------------------------------------------------------------- JoinGroup
 
@@ -185,20 +187,21 @@ class KafkaGroups:
         """The request under the member's id. Raises Refused: MEMBER_ID_REQUIRED with a new one, UNKNOWN_MEMBER_ID."""
         instance_id = asked.member.instance_id
         if asked.member_id:
-            known = asked.member_id in members or state.pending.pop(asked.member_id, None) is not None
+            known = asked.member_id in members or self._pending.get(asked.member_id) == asked.group
             in_round = state.round is not None and asked.member_id in state.round.joins
             if not known and not in_round:
                 raise Refused(UNKNOWN_MEMBER_ID)
             holder = self.holder_of(asked.group, instance_id)
             if holder not in (None, asked.member_id):
                 raise Refused(FENCED_INSTANCE_ID)
+            self._pending.pop(asked.member_id, None)
             return asked
         name = instance_id or asked.member.client_id or "member"
         member_id = f"{name[:150]}-{token_hex(16)}"
         if asked.needs_id and instance_id is None:
-            if len(state.pending) >= PENDING_MAX:
-                state.pending.pop(next(iter(state.pending)))
-            state.pending[member_id] = monotonic()
+            if len(self._pending) >= PENDING_MAX:
+                self._pending.popitem(last=False)
+            self._pending[member_id] = asked.group
             raise Refused(MEMBER_ID_REQUIRED, member_id=member_id)
         return asked._replace(member_id=member_id)
 
@@ -494,8 +497,9 @@ class KafkaGroups:
         if not member_id and instance_id is not None:
             member_id = self.holder_of(group, instance_id) or ""
         state = self._states.get(group)
+        if self._pending.get(member_id) == group:
+            del self._pending[member_id]
         if state is not None:
-            state.pending.pop(member_id, None)
             state.told.pop(member_id, None)
         plan = self._groups.plan_state(group)
         if plan is None:
@@ -514,11 +518,13 @@ class KafkaGroups:
 
     def _forget_if_idle(self, group: str) -> None:
         state = self._states.get(group)
-        if state is not None and state.round is None and not state.pending and self._groups.plan_state(group) is None:
+        is_idle = state is not None and state.round is None and state.ending is None
+        if is_idle and self._groups.plan_state(group) is None:
             del self._states[group]
 
     def forget(self, group: str) -> None:
-        """Keep nothing of a group that has gone to another node: it may come back otherwise. Who waits is told."""
+        """Keep nothing but ids that were given out of a group that has gone to another node: it may come back
+        otherwise. Who waits is told."""
         state = self._states.pop(group, None)
         if state is None:
             return

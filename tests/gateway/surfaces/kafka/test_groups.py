@@ -54,13 +54,14 @@ class Kafka:
         protocols: tuple[str, ...] = ("range",),
         rebalance_ms: int = 60_000,
         needs_id: bool = False,
+        group: str = G,
     ) -> asyncio.Task[Joined]:
         metadata = subscription_bytes(["orders"])
         member = KafkaMember(
             "c", "127.0.0.1", instance_id, rebalance_ms, CONSUMER, dict.fromkeys(protocols, metadata)
         )  # fmt: skip
         wish = Subscription(frozenset(["orders"]))
-        asked = JoinAsked(G, member_id, 30_000, member, wish, frozenset(), needs_id)
+        asked = JoinAsked(group, member_id, 30_000, member, wish, frozenset(), needs_id)
         return asyncio.create_task(self.groups.join(asked))
 
     async def first(self, **settings: object) -> Joined:
@@ -337,6 +338,27 @@ async def test_ids_that_were_given_out_and_not_come_back_with_are_bounded(monkey
         assert unknown.value.code == UNKNOWN_MEMBER_ID
         one, two = await asyncio.gather(*(kafka.join(id_, needs_id=True) for id_ in given[1:]))
         assert sorted([one.member_id, two.member_id]) == sorted(given[1:])
+
+
+async def test_of_groups_that_nobody_comes_into_nothing_is_kept_but_the_ids_that_were_given_out_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "PENDING_MAX", 2)
+    async with _kafka() as kafka:
+        given = []
+        for number in range(3):
+            with pytest.raises(Refused) as told:
+                await kafka.join(needs_id=True, group=f"made-up-{number}")
+            given.append(told.value.member_id)
+        assert kafka.groups._states == {}
+        assert list(kafka.groups._pending) == given[1:]
+        with pytest.raises(Refused) as unknown:  # given out for another group
+            await kafka.join(given[2], needs_id=True, group="made-up-1")
+        assert unknown.value.code == UNKNOWN_MEMBER_ID
+        assert (await kafka.join(given[2], needs_id=True, group="made-up-2")).member_id == given[2]
+        with pytest.raises(Refused):
+            await kafka.groups.leave("made-up-1", given[1], None)
+        assert not kafka.groups._pending
 
 
 async def test_a_cooperative_member_keeps_what_the_new_assignment_leaves_it() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -15,6 +16,7 @@ from gateway.auth.access import OPEN
 from gateway.cluster.members import Member
 from gateway.cluster.metadata import Unavailable
 from gateway.cluster.move import queue_id_for
+from gateway.groups.machines.copies import GROUP_NAME_BYTES_MAX
 from gateway.routing.select import PartitionSelector
 from gateway.routing.table import RouteTable, Segment
 from gateway.settings.kafka import KafkaListener
@@ -327,3 +329,19 @@ async def test_every_request_about_a_group_is_for_its_node(
     session, cluster = clustered()
     cluster.owners = {"g": "n2"}
     assert code_of(await handler(session, version, request_)) == errors.NOT_COORDINATOR
+
+
+@pytest.mark.parametrize(
+    ("group", "code"),
+    [
+        ("g" * GROUP_NAME_BYTES_MAX, errors.MEMBER_ID_REQUIRED),
+        ("g" * (GROUP_NAME_BYTES_MAX + 1), errors.INVALID_GROUP_ID),
+        ("not a name", errors.INVALID_GROUP_ID),
+        ("", errors.INVALID_GROUP_ID),
+    ],
+)
+async def test_nobody_comes_into_a_group_whose_name_no_group_may_have(group: str, code: int) -> None:
+    gateway, _ = fake_gateway(FakeClock())
+    gateway = replace(gateway, groups=cast(Any, SimpleNamespace(members=lambda _: {}, plan_state=lambda _: None)))
+    answer = await group_requests.join_group(session_of(gateway), 5, JOIN | {"group_id": group})
+    assert answer["error_code"] == code
