@@ -227,7 +227,7 @@ class KafkaConnection(asyncio.BufferedProtocol):
         unknown = self._session is not None and not self._session.is_known
         if (
             (self._is_reading and not self._frames.is_between and now_s - self._began_s > body_timeout_s)
-            or (unknown and now_s - self._began_s > AUTHENTICATION_TIMEOUT_S)
+            or (unknown and now_s - self._opened_s > AUTHENTICATION_TIMEOUT_S)
             or (self.is_idle and silent_s > idle_timeout_s)
         ):
             self.close()

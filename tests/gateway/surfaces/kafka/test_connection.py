@@ -17,6 +17,7 @@ from gateway.settings.limits import Limits
 from gateway.surfaces.http.connection import ConnectionLimiter
 from gateway.surfaces.http.context import GatewayStats
 from gateway.surfaces.http.read_turns import HELD_FROM, READ_PER_TURN, WOKEN_PER_TURN, ReadTurns
+from gateway.surfaces.kafka import connection as module
 from gateway.surfaces.kafka.apis import PRODUCE
 from gateway.surfaces.kafka.connection import (
     AUTHENTICATION_TIMEOUT_S,
@@ -267,6 +268,16 @@ def test_how_long_a_client_may_take_to_say_who_it_is(is_late: bool) -> None:
     now_s = (monotonic() + 0.1 if is_late else before_s) + AUTHENTICATION_TIMEOUT_S
     connection.look(now_s, body_timeout_s=1_000, idle_timeout_s=1_000)
     assert transport.is_open is not is_late
+
+
+def test_that_reading_has_paused_gives_no_more_time_to_say_who_one_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    connection, transport = Node(access=NOBODY).connect()
+    opened_s = monotonic()
+    monkeypatch.setattr(module, "monotonic", lambda: opened_s + AUTHENTICATION_TIMEOUT_S)
+    connection.rest()
+    connection.read_on()  # as between two requests that come together
+    connection.look(opened_s + AUTHENTICATION_TIMEOUT_S + 0.1, body_timeout_s=1_000, idle_timeout_s=1_000)
+    assert not transport.is_open
 
 
 async def test_requests_that_are_begun_and_answers_in_the_order_of_requests() -> None:
