@@ -19,7 +19,7 @@ from gateway.surfaces.kafka.session import Session
 from store import record_batch
 from store.limits import MiB
 from store.turns import others_turn
-from store.types import Boundary
+from store.types import Boundary, ReadStatus
 
 SCAN_BYTES = 1 * MiB
 """Bytes of one read of a search by record time."""
@@ -97,7 +97,7 @@ async def _first_dated(
     """The first record that is dated at or after a time."""
     at = await consumer.offset_for_time(topic, partition, time_ms, Boundary.DATED)
     while True:
-        fetched = await consumer.fetch(topic, partition, at, max_bytes=SCAN_BYTES)
+        fetched = await _fetched(consumer, topic, partition, at)
         for entry in fetched.entries:
             if record_batch.max_timestamp_ms(entry.batch) >= time_ms:
                 for piece in record_batch.decode_in_pieces(entry.batch):
@@ -117,7 +117,7 @@ async def _latest_date(consumer: Consumer, topic: str, partition: int, high: int
     latest_ms = _date(await consumer.fetch(topic, partition, high - 1, max_bytes=1))
     at = await consumer.offset_for_time(topic, partition, latest_ms + 1, Boundary.DATED)
     while at < high:
-        fetched = await consumer.fetch(topic, partition, at, max_bytes=SCAN_BYTES)
+        fetched = await _fetched(consumer, topic, partition, at)
         if not fetched.entries:
             break
         at = fetched.next_offset
@@ -126,6 +126,15 @@ async def _latest_date(consumer: Consumer, topic: str, partition: int, high: int
             at = max(at, await consumer.offset_for_time(topic, partition, latest_ms + 1, Boundary.DATED))
         await others_turn()
     return latest_ms
+
+
+async def _fetched(consumer: Consumer, topic: str, partition: int, at: int) -> Fetched:
+    """A piece of the log from an offset on; from the first that is kept, if that is behind it now."""
+    while True:
+        fetched = await consumer.fetch(topic, partition, at, max_bytes=SCAN_BYTES)
+        if fetched.status is not ReadStatus.TOO_SMALL:
+            return fetched
+        at = fetched.min_offset  # retention has passed it since it was found
 
 
 def _date(fetched: Fetched) -> int:

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from gateway.api.producer import Producer
-from gateway.api.read import Consumer
+from gateway.api.read import Consumer, Fetched
 from gateway.auth.access import OPEN
 from gateway.cluster.members import Member
 from gateway.cluster.metadata import Unavailable
@@ -33,10 +33,11 @@ from gateway.surfaces.kafka.schema import Message, decode, encode
 from gateway.surfaces.kafka.service import Handler
 from gateway.surfaces.kafka.session import Session
 from loadtest.turns import kafka as asking
+from store import record_batch
 from store.limits import PARTITIONS_MAX
-from store.record_batch import encode_columns
+from store.record_batch import Record, encode_columns
 from store.topics import Topic, epoch_of
-from store.types import Acks, Buffer, QueueKey
+from store.types import Acks, Buffer, Entry, QueueKey, ReadStatus
 from tests.clock import FakeClock
 from tests.gateway.fake_broker import FakeBroker, fake_gateway
 from tests.gateway.surfaces.kafka import oracle
@@ -277,6 +278,46 @@ def test_a_group_begins_on_a_node_that_does_not_drain() -> None:
     cluster.owners = {}
     drain("n1", "n2")
     assert coordinator_of(session, "g") == nodes_of(session)["n1"], "n3 and n4 cannot be reached"
+
+
+class Expiring:
+    """A partition's records 5 to 9, in two batches. Those before went after a search has found the third of them."""
+
+    batches = (
+        record_batch.with_base_offset(bytes(record_batch.encode([Record(None, b"a", ms) for ms in (30, 95, 40)])), 5),
+        record_batch.with_base_offset(bytes(record_batch.encode([Record(None, b"b", ms) for ms in (50, 60)])), 8),
+    )
+
+    async def bounds(self, *_: object) -> tuple[int, int]:
+        return 0, 10
+
+    async def offset_for_time(self, *_: object) -> int:
+        return 2
+
+    async def fetch(self, _topic: str, _partition: int, offset: int, *, max_bytes: int) -> Fetched:
+        if offset < 5:
+            return Fetched([], ReadStatus.TOO_SMALL, 5, 10, 5)
+        entries = [
+            Entry(0, len(batch), QueueKey(TOPIC_ID, 0), "orders", base, following - base, 1, False, memoryview(batch))
+            for batch in self.batches
+            for base, following in [record_batch.offsets_of(batch)]
+            if following > offset
+        ]
+        return Fetched(entries, ReadStatus.FOUND if entries else ReadStatus.AT_END, 5, 10, 10)
+
+
+@pytest.mark.parametrize(
+    ("time_ms", "found"),
+    [
+        (30, {"offset": 5, "timestamp": 30}),
+        (96, {}),
+        (offsets.Special.MAX_TIMESTAMP, {"offset": 6, "timestamp": 95}),
+    ],
+)
+async def test_a_search_by_time_goes_on_where_the_log_begins_when_retention_has_passed_it(
+    time_ms: int, found: Message
+) -> None:
+    assert await offsets._found(cast(Any, Expiring()), "orders", 0, time_ms) == found
 
 
 async def test_the_nodes_of_many_groups_are_found_in_several_turns() -> None:
