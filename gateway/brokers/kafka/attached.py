@@ -221,12 +221,16 @@ class AttachedBroker:
         await asyncio.shield(asking)
 
     async def _ask(self, topic: _Topic, *, starts: bool) -> None:
-        asked_s = asyncio.get_running_loop().time()
-        partitions = range(topic.partitions)
+        while True:
+            asked_s = asyncio.get_running_loop().time()
+            partitions = range(topic.partitions)
+            found = await self._kafka.starts(topic.kafka_name, partitions) if starts else topic.starts
+            ends = await self._kafka.stable_ends(topic.kafka_name, partitions)
+            if len(partitions) == topic.partitions:
+                break
+            starts = True  # it has got more meanwhile, which may have been asked for
         if starts:
-            topic.starts = await self._kafka.starts(topic.kafka_name, partitions)
-            topic.starts_asked_s = asked_s
-        ends = await self._kafka.stable_ends(topic.kafka_name, partitions)
+            topic.starts, topic.starts_asked_s = found, asked_s
         if asked_s > topic.ends_asked_s:
             topic.ends, topic.ends_asked_s = ends, asked_s
 

@@ -374,6 +374,29 @@ async def test_partitions_that_come_are_read_and_told_of_too(world: World) -> No
     assert not world.broker.has(QUEUE)
 
 
+@pytest.mark.parametrize("asks", ["starts", "stable_ends"])
+async def test_a_partition_that_comes_while_bounds_are_asked_for_has_bounds_at_once(
+    world: World, monkeypatch: pytest.MonkeyPatch, asks: str
+) -> None:
+    ask, begun, may_answer = getattr(world.kafka, asks), asyncio.Event(), asyncio.Event()
+
+    async def slow(topic: str, partitions: Sequence[int]) -> Mapping[int, int]:
+        begun.set()
+        await may_answer.wait()
+        answer: Mapping[int, int] = await ask(topic, partitions)
+        return answer
+
+    monkeypatch.setattr(world.kafka, asks, slow)
+    before = asyncio.create_task(world.broker.bounds(QUEUE))
+    await begun.wait()
+    world.kafka.make(NAME, 3)
+    world.broker.attach(TOPIC_ID, "orders", NAME, 3)
+    come = [asyncio.create_task(world.broker.bounds(QueueKey(TOPIC_ID, 2))) for _ in range(2)]
+    may_answer.set()
+    assert await asyncio.gather(before, *come) == [Bounds(0, 0)] * 3
+    assert await world.broker.bounds(QueueKey(TOPIC_ID, 2)) == Bounds(0, 0), "nor are starts without it believed"
+
+
 # ---- sends -----------------------------------------------------------------------------------------------------------
 
 
