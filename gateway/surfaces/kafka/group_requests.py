@@ -13,6 +13,7 @@ from gateway.errors import RequestError
 from gateway.groups.machines.config import GroupConfig
 from gateway.groups.machines.copies import check_group_name
 from gateway.groups.machines.errors import GroupActive, GroupError, IllegalRequest, UnknownGroup, UnknownMember
+from gateway.groups.machines.membership import MEMBER_ID_BYTES_MAX
 from gateway.groups.machines.progress import COMMIT_METADATA_BYTES_MAX
 from gateway.groups.machines.subscription import Subscription
 from gateway.groups.protocol import (
@@ -111,6 +112,10 @@ def _asked(session: Session, version: int, request: Message) -> JoinAsked:
         raise Refused(errors.INVALID_SESSION_TIMEOUT)
     protocol_type = request["protocol_type"]
     protocols = {one["name"]: one["metadata"] for one in request["protocols"]}
+    instance_id = request.get("group_instance_id")
+    # Other members are told these names, by versions in which a string has at most 32,767 bytes as well.
+    if any(len(name.encode()) > MEMBER_ID_BYTES_MAX for name in (instance_id or "", protocol_type, *protocols)):
+        raise Refused(errors.INVALID_REQUEST)
     topics, owned, room = subscription_of(protocol_type, next(iter(protocols.values()), b""))
     # A member that may not read a topic would leave its partitions unread, so it is given none of them.
     wanted = frozenset(topic for topic in topics if session.may(Permission.RECEIVE, topic=topic))
@@ -118,7 +123,7 @@ def _asked(session: Session, version: int, request: Message) -> JoinAsked:
     member = KafkaMember(
         client_id=session.client_id[:200],
         client_host=session.address,
-        instance_id=request.get("group_instance_id"),
+        instance_id=instance_id,
         rebalance_timeout_ms=session_ms if rebalance_ms < 0 else min(rebalance_ms, limits.session_timeout_ms_max),
         protocol_type=protocol_type,
         protocols=protocols,

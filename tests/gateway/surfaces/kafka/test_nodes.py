@@ -17,6 +17,7 @@ from gateway.cluster.members import Member
 from gateway.cluster.metadata import Unavailable
 from gateway.cluster.move import queue_id_for
 from gateway.groups.machines.copies import GROUP_NAME_BYTES_MAX
+from gateway.groups.machines.membership import MEMBER_ID_BYTES_MAX
 from gateway.routing.select import PartitionSelector
 from gateway.routing.table import RouteTable, Segment
 from gateway.settings.kafka import KafkaListener
@@ -386,3 +387,15 @@ async def test_nobody_comes_into_a_group_whose_name_no_group_may_have(group: str
     gateway = replace(gateway, groups=cast(Any, SimpleNamespace(members=lambda _: {}, plan_state=lambda _: None)))
     answer = await group_requests.join_group(session_of(gateway), 5, JOIN | {"group_id": group})
     assert answer["error_code"] == code
+
+
+@pytest.mark.parametrize("more", [0, 1])
+@pytest.mark.parametrize("field", ["group_instance_id", "protocol_type", "protocols"])
+async def test_names_of_members_are_as_long_as_those_who_join_by_any_version_can_be_told(field: str, more: int) -> None:
+    gateway, _ = fake_gateway(FakeClock())
+    gateway = replace(gateway, groups=cast(Any, SimpleNamespace(members=lambda _: {}, plan_state=lambda _: None)))
+    name = "i" * (MEMBER_ID_BYTES_MAX + more)
+    value = [{"name": name, "metadata": b""}] if field == "protocols" else name
+    join = JOIN | {"member_id": "unknown", field: value}
+    answer = await group_requests.join_group(session_of(gateway), 9, join)
+    assert answer["error_code"] == (errors.INVALID_REQUEST if more else errors.UNKNOWN_MEMBER_ID)
