@@ -64,11 +64,15 @@ page of 1,000 took 1.4 s, one of 8,000 took 2.2 s."""
 RETRY_S, RETRY_MAX_S = 0.1, 2.0
 RENEWALS_PER_TTL = 3
 
-_DEADLINE_EXCEEDED, _RESOURCE_EXHAUSTED, _OUT_OF_RANGE, _UNAVAILABLE, _UNAUTHENTICATED = 4, 8, 11, 14, 16
-_INVALID_ARGUMENT = 3
+_INVALID_ARGUMENT, _RESOURCE_EXHAUSTED, _OUT_OF_RANGE, _UNAUTHENTICATED = 3, 8, 11, 16
+_NOTHING_DONE = frozenset((_INVALID_ARGUMENT, 5, 6, 7, _RESOURCE_EXHAUSTED, 9, _OUT_OF_RANGE, 12, _UNAUTHENTICATED))
+"""Codes by which etcd itself refuses. Others may come of its gateway, too: one that is being stopped has answered
+transactions that were done with 0, 1, 2 and 13."""
+
 _LOGIN = "/v3/auth/authenticate"
-_NO_TOKEN = "etcdserver: user name is empty"
-"""How etcd says that it wants a token and got none; the code is the one for arguments of any kind."""
+_TOKEN_TROUBLES = ("etcdserver: user name is empty", "etcdserver: revision of auth store is old")
+"""How etcd says that it wants a token and got none, or one of before a change of users or roles; the code is the one
+for arguments of any kind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,17 +158,19 @@ class EtcdMetadata:
                     raise OutcomeUnknown(f"etcd at {self._endpoint} may have done it: {trouble}") from error
             except _Refused as error:
                 trouble = str(error)
-                is_login_missing = error.code == _UNAUTHENTICATED or _NO_TOKEN in trouble
+                is_login_missing = error.code == _UNAUTHENTICATED or any(one in trouble for one in _TOKEN_TROUBLES)
                 if is_login_missing and self._config.user is not None and not has_logged_in:
                     has_logged_in = True
                     await self._log_in(token)
                     continue
                 if error.code == _RESOURCE_EXHAUSTED:  # no space, too many requests: nothing was done
                     raise Unavailable(f"etcd refuses: {trouble}") from error
-                if error.code not in (_UNAVAILABLE, _DEADLINE_EXCEEDED):
+                if error.code in _NOTHING_DONE:
                     raise
                 if not may_repeat:
-                    raise OutcomeUnknown(f"etcd at {self._endpoint} may have done it: {trouble}") from error
+                    at = self._endpoint
+                    self._next_endpoint()
+                    raise OutcomeUnknown(f"etcd at {at} may have done it: {trouble}") from error
             tries_left -= 1
             self._next_endpoint()
         raise Unavailable(f"no etcd endpoint answers; the last one said: {trouble}")
@@ -183,7 +189,7 @@ class EtcdMetadata:
     async def _call_once(self, path: str, body: Mapping[str, object]) -> dict[str, Any]:
         headers = {} if path == _LOGIN else self._headers
         async with self._http.post(self._endpoint + path, json=body, headers=headers) as response:
-            return _answer(orjson.loads(await response.read()), response.status)
+            return _answer(_message(await response.read()), response.status)
 
     async def _log_in(self, refused: str | None) -> None:
         """Have another token than the one that was refused. A login is a tenth of a second of etcd's CPU time, on
@@ -326,17 +332,23 @@ class EtcdMetadata:
                 *lines, last = rest.split(b"\n") if b"\n" in chunk else [rest]
                 rest = bytearray(last)
                 for line in lines:
-                    async for changes in self._told(orjson.loads(line), response.status, token):
+                    try:
+                        message = _message(line)
+                    except ValueError as error:  # something between here and etcd has answered
+                        raise Unavailable(f"what answers a watch is not etcd: {error}") from error
+                    async for changes in self._told(message, response.status, token):
                         yield changes
         raise Unavailable("etcd has ended the watch")
 
     async def _told(self, message: dict[str, Any], status: int, token: str | None) -> AsyncIterator[Changes | None]:
         """What one message of a watch that was opened with this token says."""
         try:
-            result = _answer(message, status)["result"]
+            result = _answer(message, status).get("result")
         except _Refused as error:
             await self._watch_refused(error, token)
             return
+        if not isinstance(result, dict):
+            raise Unavailable("what answers a watch is not etcd: no result")
         if result.get("canceled"):
             if int(result.get("compact_revision", 0)):
                 raise _Compacted
@@ -449,6 +461,14 @@ class EtcdSession:
             return False
         self._lease, self._revision, self._held_until_s = lease, written, asked_s + self._ttl_s
         return True
+
+
+def _message(text: bytes) -> dict[str, Any]:
+    """A message of etcd. Raises ValueError for what is none."""
+    message = orjson.loads(text)
+    if not isinstance(message, dict):
+        raise ValueError("no JSON object")
+    return message
 
 
 def _answer(answer: dict[str, Any], status: int) -> dict[str, Any]:

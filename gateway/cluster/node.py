@@ -797,10 +797,10 @@ class ClusterNode:
         async def change() -> Topic:
             while True:
                 found, record = await self._read_topic(name)
+                if found is None or record is None:
+                    raise UnknownQueue(f"topic {name} does not exist")
                 table = table_of(record, FIRST_USER_TOPIC_ID)
                 decided = decide(table)
-                assert found is not None
-                assert record is not None
                 if isinstance(decided, Topic):
                     return await self._applied(name, found)
                 topic = table.apply(decided)  # type: ignore[arg-type]
@@ -1395,12 +1395,12 @@ class ClusterNode:
                     return True
             except OutcomeUnknown:
                 is_unknown = True
-            except Unavailable:
+            except MetadataError:
                 if not is_unknown:
                     raise
             else:
                 is_unknown = False
-            with suppress(Unavailable):
+            with suppress(MetadataError if is_unknown else Unavailable):
                 owner, now = await self.owner_now(kind, name)
                 if now != revision:
                     return owner == self.name
@@ -1419,10 +1419,10 @@ class ClusterNode:
                     return
             except OutcomeUnknown:
                 is_unknown = True
-            except Unavailable:
+            except MetadataError:
                 if not is_unknown:
                     raise
-            with suppress(Unavailable):
+            with suppress(MetadataError if is_unknown else Unavailable):
                 owner, now = await self.owner_now(kind, name)
                 if owner is None:
                     self._note_owner(key, None, revision + 1)
@@ -1431,9 +1431,9 @@ class ClusterNode:
                     return
             await asyncio.sleep(RETRY_S)
 
-    def note_owner(self, kind: str, name: str, node: str) -> None:
-        """A name belongs to another node from now on, as that node has said."""
-        self._owners[_owner_key(kind, name)] = node
+    def note_owner(self, kind: str, name: str, node: str, revision: int) -> None:
+        """A name belongs to another node from now on, as that node has said; it was somebody else's at a revision."""
+        self._note_owner(_owner_key(kind, name), node, revision + 1)
 
     async def look_up(self, kind: str, name: str) -> str | None:
         """As `owner`, by what the metadata says now, which the watch may not have told yet."""

@@ -104,7 +104,7 @@ class Secret:
 
     def head_code(self, stamp: Stamp, path: str, size: int) -> str:
         """The code of a request's head; `size`: bytes of its body."""
-        return self._code(b"mq-head", f"{stamp.text} {path} {size}".encode(), b"")
+        return self._code(b"mq-head", f"{stamp.text} {path} {size}".encode(errors="surrogateescape"), b"")
 
     def request_code(self, head_code: str, body: Buffer) -> str:
         """The code of a whole request."""
@@ -141,7 +141,7 @@ class Secret:
 
 def check_code(expected: str, given: str) -> None:
     """Raises NotAuthentic."""
-    if not hmac.compare_digest(expected.encode(), given.encode()):
+    if not hmac.compare_digest(expected.encode(), given.encode(errors="surrogateescape")):  # any octets of a header
         raise NotAuthentic("the code is of another secret, or of something else that was said")
 
 

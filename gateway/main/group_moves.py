@@ -123,7 +123,7 @@ class GroupMoves:
                     raise Overloaded(f"node {to} did not say whether it took group {group}; it has not") from error
             if not is_gone:
                 raise Overloaded(f"node {to} did not take group {group}")
-            node.note_owner(GROUPS, group, to)
+            node.note_owner(GROUPS, group, to, revision)
             await handover.gone(group)
         log.info("group moved group=%s to=%s bytes=%d", group, to, len(moved.events))
 

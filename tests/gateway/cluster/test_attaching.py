@@ -228,6 +228,16 @@ async def test_a_topic_of_mqs_own_that_has_taken_the_name_meanwhile_does_not_gro
     assert own._routes.topic("orders").partitions == 2
 
 
+async def test_a_topic_that_is_gone_meanwhile_does_not_grow_and_ends_nothing(
+    node: Made, kafka: FakeSharedKafka
+) -> None:
+    own, _ = node
+    attached = await attach(own)
+    await own.delete_topic("orders")
+    with pytest.raises(UnknownQueue, match="orders"):
+        await own._change_topic("orders", partial(_grown, attached.topic_id, 5))
+
+
 async def test_it_is_in_the_metadata_and_a_restored_cluster_has_it_unchanged(
     node: Made, metadata: MemoryMetadata
 ) -> None:

@@ -6,10 +6,11 @@ Covers gateway.cluster.etcd.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
 
+import orjson
 import pytest
 from aiohttp import web
 
@@ -159,6 +160,100 @@ async def test_one_login_does_for_all_calls_that_an_etcd_without_tokens_refuses(
         assert logins == 2, "who is gone takes no login from the others"
 
 
+@asynccontextmanager
+async def answering(answer: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> AsyncIterator[str]:
+    """The URL of what is taken for etcd, and answers so."""
+    application = web.Application()
+    application.router.add_post("/{path:.*}", answer)
+    runner = web.AppRunner(application, shutdown_timeout=0.1)
+    await runner.setup()
+    port = free_port()
+    await web.TCPSite(runner, "127.0.0.1", port).start()
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        await runner.cleanup()
+
+
+def refusal(code: int, message: str) -> web.Response:
+    return web.json_response({"error": message, "code": code, "message": message}, status=500)
+
+
+@pytest.mark.parametrize("code", range(17))
+async def test_only_what_etcd_itself_refuses_is_known_not_to_be_done(code: int) -> None:
+    """An etcd that is being stopped has answered transactions that were done in the words of its gateway."""
+
+    async def refuse(request: web.Request) -> web.Response:
+        return refusal(code, "no")
+
+    async def empty(request: web.Request) -> web.Response:
+        return web.json_response({"header": {"revision": "5"}})
+
+    is_certain = code in (3, 5, 6, 7, 8, 9, 11, 12, 16)
+    async with answering(refuse) as stopped, answering(empty) as other:
+        config = EtcdConfig(endpoints=[stopped, other])
+        async with EtcdMetadata(config) as store:
+            with pytest.raises(MetadataError) as refused:
+                await store.compare_and_set({"a": ABSENT}, {"a": b"1"})
+            assert isinstance(refused.value, OutcomeUnknown) is not is_certain
+        async with EtcdMetadata(config) as store:
+            if is_certain:
+                with pytest.raises(MetadataError):
+                    await store.get("a")
+            else:
+                assert await store.get("a") is None, "the next endpoint may answer"
+
+
+async def test_a_token_of_before_a_change_of_users_is_renewed() -> None:
+    async def answer(request: web.Request) -> web.Response:
+        if request.path.endswith("authenticate"):
+            return web.json_response({"token": "new"})
+        if request.headers.get("Authorization") != "new":
+            return refusal(3, "etcdserver: revision of auth store is old")
+        return web.json_response({"header": {"revision": "5"}})
+
+    async with answering(answer) as url, EtcdMetadata(EtcdConfig(endpoints=[url], user="root")) as store:
+        store._token = "old"
+        assert await store.get("a") is None
+
+
+@pytest.mark.parametrize(
+    "page", ["<html>\n<h1>503 Service Unavailable</h1>\n</html>\n", "[]\n", "{}\n", '{"result":null}\n']
+)
+async def test_a_watch_outlives_a_page_of_what_is_between(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(etcd_module, "RETRY_S", 0)
+    watch_count = 0
+
+    async def answer(request: web.Request) -> web.Response:
+        nonlocal watch_count
+        if not request.path.endswith("watch"):
+            return web.json_response({"header": {"revision": "5"}})
+        watch_count += 1
+        if watch_count == 1:
+            return web.Response(text=page)
+        events = [{"kv": {"key": "bXEvYQ==", "value": "MQ==", "mod_revision": "6"}}]
+        return web.Response(text=orjson.dumps({"result": {"created": True, "events": events}}).decode() + "\n")
+
+    async with (
+        asyncio.timeout(PATIENCE_S), answering(answer) as url, EtcdMetadata(EtcdConfig(endpoints=[url])) as store,
+        aclosing(store.watch("")) as watch,
+    ):  # fmt: skip
+        assert isinstance(await anext(watch), Listing)
+        assert await anext(watch) == Changes(6, {"a": Value(b"1", 6)})
+
+
+@pytest.mark.parametrize("page", ["<html></html>", "[]"])
+async def test_an_answer_that_is_no_message_is_none_of_etcd(page: str) -> None:
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(text=page)
+
+    async with answering(answer) as url, EtcdMetadata(EtcdConfig(endpoints=[url])) as store:
+        with pytest.raises(Unavailable):
+            await store.get("a")
+        with pytest.raises(OutcomeUnknown):
+            await store.compare_and_set({"a": ABSENT}, {"a": b"1"})
+
+
 async def test_a_change_whose_answer_is_lost_is_of_unknown_outcome() -> None:
     asked = 0
 
@@ -170,21 +265,15 @@ async def test_a_change_whose_answer_is_lost_is_of_unknown_outcome() -> None:
         request.transport.abort()
         return web.Response()
 
-    application = web.Application()
-    application.router.add_post("/{path:.*}", drop)
-    runner = web.AppRunner(application)
-    await runner.setup()
-    port = free_port()
-    await web.TCPSite(runner, "127.0.0.1", port).start()
-    endpoints = [f"http://127.0.0.1:{free_port()}", f"http://127.0.0.1:{port}"]
-    async with EtcdMetadata(EtcdConfig(endpoints=endpoints)) as store:
-        with pytest.raises(OutcomeUnknown):
-            await store.compare_and_set({"a": ABSENT}, {"a": b"1"})
-        assert asked == 1, "it is not sent twice"
-        with pytest.raises(Unavailable) as refused:
-            await store.get("a")
-        assert not isinstance(refused.value, OutcomeUnknown)
-    await runner.cleanup()
+    async with answering(drop) as url:
+        endpoints = [f"http://127.0.0.1:{free_port()}", url]
+        async with EtcdMetadata(EtcdConfig(endpoints=endpoints)) as store:
+            with pytest.raises(OutcomeUnknown):
+                await store.compare_and_set({"a": ABSENT}, {"a": b"1"})
+            assert asked == 1, "it is not sent twice"
+            with pytest.raises(Unavailable) as refused:
+                await store.get("a")
+            assert not isinstance(refused.value, OutcomeUnknown)
     async with EtcdMetadata(EtcdConfig(endpoints=endpoints)) as store:
         with pytest.raises(Unavailable) as refused:
             await store.compare_and_set({"a": ABSENT}, {"a": b"1"})

@@ -542,6 +542,46 @@ class _Lossy(MemoryMetadata):
         raise OutcomeUnknown("lost")
 
 
+class _Stopped(_Lossy):
+    """And for a moment nothing is answered as it is, as by an etcd that is stopped."""
+
+    async def get(self, key: str) -> Value | None:
+        if self.losses:
+            self.losses.pop(0)
+            raise MetadataError("the connection is closing")
+        return await super().get(key)
+
+
+@pytest.mark.parametrize("is_made", [True, False])
+async def test_a_name_is_owned_for_certain_though_metadata_answers_otherwise_meanwhile(
+    is_made: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.cluster.node.RETRY_S", 0)
+    metadata = _Stopped()
+    async with joined(metadata) as (node, _):
+        metadata.losses = [is_made, True]
+        assert await node.own(GROUPS, "g", ABSENT)
+        assert (await node.owner_now(GROUPS, "g"))[0] == "n1"
+        _, revision = await node.owner_now(GROUPS, "g")
+        metadata.losses = [is_made, True]
+        await node.disown(GROUPS, "g", revision)
+        assert (await node.owner_now(GROUPS, "g"))[0] is None
+
+
+async def test_what_was_given_away_does_not_come_back_by_a_watch_that_is_behind() -> None:
+    metadata = MemoryMetadata()
+    async with joined(metadata) as (n1, _), joined(metadata, name="n2") as (n2, _):
+        assert await n1.claim(GROUPS, "g") == "n1"
+        claimed = await metadata.list(OWNERS)
+        _, revision = await n1.owner_now(GROUPS, "g")
+        assert await n2.own(GROUPS, "g", revision)
+        n1.note_owner(GROUPS, "g", "n2", revision)
+        for seen in (claimed, await metadata.list(OWNERS)):
+            await n1._see(Changes(seen.revision, dict(seen.values)))
+            assert n1.owner(GROUPS, "g") == "n2"
+        assert n1._owner_revisions == {}, "nothing is kept"
+
+
 @pytest.mark.parametrize("losses", [[], [True], [False, True], [False, False]])
 async def test_a_name_is_let_go_of_for_certain_and_what_the_watch_says_late_changes_nothing(
     losses: list[bool], monkeypatch: pytest.MonkeyPatch

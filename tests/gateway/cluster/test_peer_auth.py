@@ -48,8 +48,10 @@ def test_a_code_is_of_everything_that_is_said_and_of_the_secret() -> None:
         SECRET.answer_code("c", 200, b"bodY"),
     }
     assert len(codes) == 14
+    strange = Stamp(b"\xff".decode(errors="surrogateescape"), 1, 2)  # of a stranger's header
+    assert SECRET.head_code(strange, "/p", 4) not in codes
     check_code("a", "a")
-    for given in ("b", "", "ab", "\u00e4"):
+    for given in ("b", "", "ab", "\u00e4", b"\xff".decode(errors="surrogateescape")):
         with pytest.raises(NotAuthentic):
             check_code("a", given)
 
