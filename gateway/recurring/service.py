@@ -3,7 +3,8 @@
     put, pause, delete    decide ──> write ──> apply (gateway/recurring/definitions.py says what and why it survives)
     step                  what is due: `fired` events, durable ──> the records, delivered durably ──> `delivered` events
 
-A step delivers what is owed before it fires more. All decisions are made under one lock, held until what was decided is
+A step delivers what is owed before it fires more. A schedule that owes a record does not fire; the others go on, also
+where the broker of one's partition is away. All decisions are made under one lock, held until what was decided is
 applied. A start learns from the log which owed records were delivered before.
 
 Never early: a due time is compared with the server's clock when it fires. A clock that is stepped forward fires what it
@@ -48,6 +49,7 @@ from store.record_batch import Record
 from store.types import Source
 from store.uncancelled import to_its_end, uncancelled
 from store.waits import is_set_within
+from timer.ports import Delivered as Stored
 from timer.ports import Due, Partitions, Target
 
 log = logging.getLogger(__name__)
@@ -150,6 +152,7 @@ class RecurringSchedules:
             kind, event_log, clock, snapshots, apply=self.table.apply, whole_state=self.table.snapshot
         )
         self._unnoted: list[Delivered] = []  # delivered, but the table does not know
+        self._held_up: set[str] = set()  # those whose records could not be stored last time: they come after others
         self._turn = asyncio.Lock()
         self._leaving: dict[str, asyncio.Event] = {}
         self._wake = asyncio.Event()
@@ -281,8 +284,8 @@ class RecurringSchedules:
     async def step(self) -> bool:
         """Deliver what is owed, then fire what is due, some of it; whether there may be more to do at once."""
         async with self._in_turn():
-            if self.table.owing:
-                return await self._deliver()
+            if self.table.owing and await self._deliver():
+                return True
             return await self._fire()
 
     async def next_due_ms(self) -> int | None:
@@ -315,13 +318,16 @@ class RecurringSchedules:
         now_ms = self._clock.now_ms()
         events: list[Fired] = []
         names: list[str] = []
-        looked_count = counted = 0
-        while looked_count < FIRED_PER_STEP and len(events) < MISSED_MAX and counted < COUNTED_MAX:
+        looked_count = owing_count = counted = 0
+        while looked_count + owing_count < FIRED_PER_STEP and len(events) < MISSED_MAX and counted < COUNTED_MAX:
             next_ms = await self.next_due_ms()
             if next_ms is None or next_ms > now_ms:
                 break
             _, name = heapq.heappop(self._due)
             del self._next_ms[name]
+            if name in self.table.owing:  # it is looked at again when its records are delivered
+                owing_count += 1
+                continue
             looked_count += 1
             recurring = self.table.get(name)
             if not self._is_deliverable(recurring):
@@ -337,7 +343,7 @@ class RecurringSchedules:
         self.table.changed.update(names)  # also when nothing can be written: they are due still
         await self._write_fired(events)
         self.stats.missed_count += sum(event.missed_count for event in events)
-        return looked_count > 0
+        return looked_count > 0 or owing_count == FIRED_PER_STEP
 
     async def _write_fired(self, events: Sequence[Fired]) -> None:
         """Write `fired` events, in one entry if the store's are that large: each of them stands for itself."""
@@ -401,16 +407,15 @@ class RecurringSchedules:
             behind_ms *= 4
 
     async def _deliver(self) -> bool:
-        """Deliver owed records durably, some of them; False: there is no room for them now."""
+        """Deliver owed records durably, some of them; False: for some there is no room now, or no broker."""
         rows, dropped = self._owed_rows()
         self._done([Delivered(name, count, dropped=True) for name, count in dropped.items()])
         is_done = True
-        for same in _by_target(rows):
-            offsets = await self._store(same)
+        async for same, offsets in self._stored(_by_target(rows)):
             self._done(_delivered_events(same[: len(offsets)], offsets))
-            if len(offsets) < len(same):
-                is_done = False
-                break
+            self._held_up.difference_update(row.recurring.name for row in same)
+            self._held_up.update(row.recurring.name for row in same[len(offsets) :])
+            is_done = is_done and len(offsets) == len(same)
         await self._note()
         return is_done
 
@@ -428,7 +433,8 @@ class RecurringSchedules:
         rows: list[_Row] = []
         dropped: dict[str, int] = {}
         size_bytes = 0
-        for name in list(self.table.owing):
+        self._held_up.intersection_update(self.table.owing)
+        for name in sorted(self.table.owing, key=self._held_up.__contains__):
             recurring = self.table.get(name)
             definition = recurring.definition
             count = max(1, min(len(recurring.owed), DELIVERED_BYTES // (1 + definition.record.size_bytes)))
@@ -449,16 +455,37 @@ class RecurringSchedules:
                 break
         return rows, dropped
 
-    async def _store(self, rows: Sequence[_Row]) -> Sequence[int | None]:
-        """The offsets of the first of these records, all of one partition, delivered durably; None for one that is to
-        be dropped. For those without there is no room now."""
+    async def _stored(
+        self, groups: Collection[Sequence[_Row]]
+    ) -> AsyncIterator[tuple[Sequence[_Row], Sequence[int | None]]]:
+        """Records of one partition each, and what `_store` says of them. One call: who is away holds up nobody."""
+        if not groups:
+            return
         try:
-            (told,) = await self._partitions.deliver([_due_of(rows)])
+            told = await self._partitions.deliver([_due_of(rows) for rows in groups])
         except (Overloaded, DiskFull) as error:
             log.debug("recurring schedules wait for room: %s", error)
+            told = [None] * len(groups)
+        except (UnknownQueue, RecordTooLarge):  # nothing was stored: find what it is about
+            for rows in groups:
+                yield rows, await self._store(rows)
+            return
+        for rows, one in zip(groups, told, strict=True):
+            yield rows, await self._offsets(rows, one)
+
+    async def _store(self, rows: Sequence[_Row]) -> Sequence[int | None]:
+        """The offsets of the first of these records, all of one partition, delivered durably; None for one that is to
+        be dropped. Those without are to be tried again."""
+        try:
+            (told,) = await self._partitions.deliver([_due_of(rows)])
+        except (Overloaded, DiskFull):
             return ()
         except (UnknownQueue, RecordTooLarge) as error:  # nothing was stored
             told = error
+        return await self._offsets(rows, told)
+
+    async def _offsets(self, rows: Sequence[_Row], told: Stored) -> Sequence[int | None]:
+        """See `_store`, by what was told of them."""
         if not isinstance(told, StoreError):
             return told or ()
         if len(rows) == 1 or isinstance(told, UnknownQueue):

@@ -4,6 +4,7 @@ start finds."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
@@ -32,6 +33,8 @@ from tests.gateway.recurring.world import COUNT_MAX, World, every, world
 from tests.simdisk import Fault
 from tests.store.kit import SMALL, entries_of
 from tests.waiting import PATIENCE_S
+from timer.ports import Delivered as Stored
+from timer.ports import Due
 
 
 async def test_a_record_is_sent_each_time_it_is_due_and_never_early() -> None:
@@ -242,6 +245,34 @@ async def test_a_record_for_a_topic_that_goes_while_it_is_on_its_way_is_dropped_
         recurring = server.get()
         assert (recurring.owed, recurring.delivered_count, recurring.missed_count) == ((), 0, 1)
         assert server.recurring.stats.dropped_count == 1
+
+
+async def test_where_the_broker_of_one_is_away_the_others_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "DELIVERED_PER_STEP", 2)  # two that wait are all of a step
+    async with world() as server:
+        await server.broker.create_topic("far", 1)
+        far_id = server.routes.topic("far").topic_id
+        partitions, is_away = server.recurring._partitions, True
+
+        class Away:
+            async def deliver(self, dues: Sequence[Due]) -> Sequence[Stored]:
+                here = [due for due in dues if not (is_away and due.target.topic_id == far_id)]
+                told = iter(await partitions.deliver(here) if here else ())
+                return [next(told) if due in here else None for due in dues]
+
+        server.recurring._partitions = Away()  # type: ignore[assignment]
+        for name in ("far 1", "far 2"):
+            await server.recurring.put(name, every(10, START_MS, topic="far"), None)
+        await server.recurring.put("near", every(10, START_MS), None)
+        for _ in range(5):
+            await server.pass_ms(10_000)
+        assert await server.dues() == [10, 20, 30, 40, 50]
+        assert [len(server.get(name).owed) for name in ("far 1", "far 2", "near")] == [1, 1, 0]
+        is_away = False
+        await server.pass_ms(1)
+        await server.pass_ms(9_999)
+        assert server.get("far 1").delivered_count == server.get("far 2").delivered_count == 3
+        assert server.get("far 1").missed_count == 3, "20 and 30 and 40 are missed, 50 has a record"
 
 
 async def test_on_a_full_disk_it_waits_and_the_rest_is_missed() -> None:
