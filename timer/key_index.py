@@ -26,6 +26,9 @@ from timer.ports import KeyRow, TopicKey
 VERSION = 1
 _MAGIC = b"SQLite format 3\0"
 _NOTHING = -1
+_ERRNOS = {sqlite3.SQLITE_FULL: errno.ENOSPC, sqlite3.SQLITE_CANTOPEN: errno.EMFILE}
+"""What it says when it cannot open a file: out of handles, mostly, as which it is tried again."""
+
 _SCHEMA = f"""
     CREATE TABLE keys (
         topic_id INTEGER, key BLOB, position INTEGER, record_index INTEGER, slot_s INTEGER, PRIMARY KEY (topic_id, key)
@@ -41,6 +44,7 @@ class SqliteKeyIndex:
     """`timer.ports.KeyIndex` in one file. Calls may come from any thread, one goes after the other."""
 
     def __init__(self, path: Path) -> None:
+        """Raises OSError when the file is there and cannot be opened."""
         self._path = path
         self._one_at_a_time = threading.Lock()
         self._connection: sqlite3.Connection | None = None
@@ -49,7 +53,9 @@ class SqliteKeyIndex:
         if path.exists():
             try:
                 self._open()
-            except (OSError, ValueError):
+            except (OSError, ValueError) as error:
+                if isinstance(error, OSError) and error.errno == errno.EMFILE:
+                    raise  # nothing is wrong with what is in it
                 self._is_damaged = True
 
     @property
@@ -110,8 +116,8 @@ class SqliteKeyIndex:
 
     def _open(self) -> None:
         """Raises OSError; ValueError when the file is another version's."""
-        connection = sqlite3.connect(self._path, check_same_thread=False)
-        self._connection = connection
+        with self._as_os_error():
+            connection = self._connection = sqlite3.connect(self._path, check_same_thread=False)
         try:
             with self._using():
                 connection.execute("PRAGMA journal_mode = WAL")
@@ -130,16 +136,18 @@ class SqliteKeyIndex:
     @contextmanager
     def _using(self) -> Iterator[sqlite3.Connection]:
         """The connection, for one thread; what SQLite raises becomes OSError."""
-        with self._one_at_a_time:
+        with self._one_at_a_time, self._as_os_error():
             assert self._connection is not None
-            try:
-                yield self._connection
-            except sqlite3.Error as error:
-                is_full = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
-                self._is_damaged |= not isinstance(error, sqlite3.OperationalError)
-                raise OSError(
-                    errno.ENOSPC if is_full else errno.EIO, f"schedule keys: {error}", str(self._path)
-                ) from error
+            yield self._connection
+
+    @contextmanager
+    def _as_os_error(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            self._is_damaged |= not isinstance(error, sqlite3.OperationalError)
+            code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF  # without what it says more exactly
+            raise OSError(_ERRNOS.get(code, errno.EIO), f"schedule keys: {error}", str(self._path)) from error
 
 
 def is_key_file(path: Path) -> bool:

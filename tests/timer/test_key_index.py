@@ -6,9 +6,11 @@ import asyncio
 import errno
 import sqlite3
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
+from store.files import OUT_OF_HANDLES
 from store.types import Source
 from timer.dump import dump
 from timer.key_index import SqliteKeyIndex, check_file
@@ -93,6 +95,30 @@ def test_a_file_found_damaged_is_an_error_once_and_gone_for_the_next_start(path:
         assert caught.value.errno == errno.EIO
     index.close()
     assert not path.exists()
+
+
+def test_without_handles_nothing_is_damaged_and_all_is_tried_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object, **__: object) -> NoReturn:
+        error = sqlite3.OperationalError("unable to open database file")
+        error.sqlite_errorcode = sqlite3.SQLITE_CANTOPEN | 1 << 8
+        raise error
+
+    rows = {A: KeyRow(Source(100, 1), 5)}
+    index = SqliteKeyIndex(path)
+    with monkeypatch.context() as patch:
+        patch.setattr(sqlite3, "connect", refused)
+        with pytest.raises(OSError, match="unable to open") as caught:
+            index.commit(rows, 7, before_s=None)
+        assert caught.value.errno in OUT_OF_HANDLES
+    index.commit(rows, 7, before_s=None)
+    index.close()
+    with monkeypatch.context() as patch:
+        patch.setattr(sqlite3, "connect", refused)
+        with pytest.raises(OSError, match="unable to open"):
+            SqliteKeyIndex(path)
+    index = SqliteKeyIndex(path)
+    assert (index.queue_offset, index.find([A])) == (7, {A: Source(100, 1)})
+    index.close()
 
 
 def test_a_full_disk_is_told_as_such_and_changes_nothing(path: Path) -> None:
