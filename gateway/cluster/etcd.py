@@ -463,7 +463,7 @@ class EtcdSession:
         return True
 
 
-def _message(text: bytes) -> dict[str, Any]:
+def _message(text: bytes | bytearray) -> dict[str, Any]:
     """A message of etcd. Raises ValueError for what is none."""
     message = orjson.loads(text)
     if not isinstance(message, dict):
