@@ -7,10 +7,10 @@ from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from mq.clock import Clock
 from mq.connection import Connection
-from mq.errors import MqError, Undecodable
+from mq.errors import MqError, Refused, Undecodable
 from mq.frames import Frame
 from mq.partitioned import PartitionedSubscription
-from mq.progress import Partitions, ProgressTable, write_cursor
+from mq.progress import Partitions, Progress, ProgressTable, write_cursor
 from mq.record_batch import RawBatch
 from mq.subscription import What
 from mq.values import Decode, Instant, epoch_ms
@@ -23,6 +23,8 @@ Start: TypeAlias = str | Instant
 CREDIT = 2_000
 """Messages that may wait here; S1."""
 CREDIT_RAW = 10_000
+
+EPOCH_CHANGED = 40953
 
 
 def start_field(start: Start) -> object:
@@ -58,7 +60,8 @@ class Reader(PartitionedSubscription[T]):
         most = connection.conversation.limits.max_credit
         super().__init__(connection, clock, sub, what, decode, credit=min(credit or CREDIT, most), on_over=on_over)
         self._progress = ProgressTable()
-        self._epochs: dict[str, str] | None = None
+        self._epochs: dict[str, str] = {}
+        """Of topics whose offsets are those of the last subscribe."""
         self._is_raw = False
         self._on_assigned = on_assigned
         self._on_caught_up = on_caught_up
@@ -89,10 +92,12 @@ class Reader(PartitionedSubscription[T]):
             await self.aclose()
 
     def _command(self) -> dict[str, object]:
-        is_known = len(self._progress) > 0
+        is_known = self._ready.done()
+        # What has come since to a pattern that had matched nothing begins with its first record too.
+        cursor = write_cursor(self._progress, lambda progress: progress.next) or "earliest"
         fields: dict[str, object] = {
-            "from": write_cursor(self._progress, lambda progress: progress.next) if is_known else self._start,
-            "epochs": self._epochs if is_known and self._what.pattern is None else None,
+            "from": cursor if is_known else self._start,
+            "epochs": self._epochs if is_known else None,
             "format": "batch" if self._is_raw else None,
             "credit": self._window.opened(),
             "auto_credit": False,
@@ -100,8 +105,25 @@ class Reader(PartitionedSubscription[T]):
         return fields
 
     def _subscribed(self, answer: Frame) -> None:
-        self._epochs = answer.epochs
         super()._subscribed(answer)
+        self._epochs = answer.epochs or {}
+
+    def _not_subscribed(self, attempt: int, error: Exception) -> None:
+        if isinstance(error, Refused) and error.code == EPOCH_CHANGED and self._what.pattern is not None:
+            # A topic was made again: the pattern goes on, with the first record of the new one.
+            made_again = error.details.get("topic") if isinstance(error.details, dict) else None
+            lost = [progress for progress in self._progress if progress.topic == made_again]
+            if lost:
+                self._lose(lost)
+                self._attach_again(attempt)
+                return
+        super()._not_subscribed(attempt, error)
+
+    def _lose(self, lost: list[Progress]) -> None:
+        super()._lose(lost)
+        here = {progress.topic for progress in self._progress}
+        for topic in {progress.topic for progress in lost} - here:  # one of that name is another one now
+            self._epochs.pop(topic, None)
 
     def _take_in(self, frame: Frame) -> None:
         if frame.op == "messages":

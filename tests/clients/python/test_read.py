@@ -109,6 +109,43 @@ async def test_without_its_session_it_subscribes_again_from_its_cursor_with_the_
         assert reader.cursor == "t:0=6"
 
 
+async def test_a_pattern_that_had_matched_nothing_is_read_from_the_first_record_when_its_session_was_lost() -> None:
+    peer = Peer()
+    async with connected(peer) as client:
+        iterator = aiter(client.read(pattern="t.*", start="latest"))
+        assert (await subscribed(peer))["from"] == "latest"
+        peer.link.push(op="revoked", sub="s1", partitions={"t": [0]}, lost=True)
+        await settle()
+        peer.link.end()
+        await peer.again()
+        command = await subscribed(peer, cursor="t:0=0")
+        assert command["from"] == "earliest"
+        assert not command.get("epochs"), "a topic of that name is another one now"
+        peer.link.messages("s1", 1, [0])
+        assert await take(iterator, 1) == [0]
+
+
+async def test_a_topic_of_a_pattern_that_was_made_again_is_read_from_its_first_record_and_others_go_on() -> None:
+    peer = Peer()
+    async with connected(peer) as client:
+        reader = client.read(pattern="[tu]", start="earliest")
+        iterator = aiter(reader)
+        both: dict[str, Any] = {"partitions": {"t": [0], "u": [0]}, "epochs": {"t": "16", "u": "17"}}
+        await subscribed(peer, cursor="t:0=5;u:0=7", **both)
+        peer.link.messages("s1", 1, [5, 6])
+        assert await take(iterator, 1) == [5]
+        peer.link.end()
+        await peer.again()
+        refused = await peer.link.take("subscribe")
+        assert (refused["from"], refused["epochs"]) == ("t:0=7;u:0=7", both["epochs"])
+        peer.link.no(refused, 40953, details={"topic": "t", "epoch": "18"})
+        again = await subscribed(peer, cursor="t:0=0;u:0=7", **both)
+        assert (again["from"], again["epochs"]) == ("u:0=7", {"u": "17"})
+        peer.link.messages("s1", 1, [0, 1])
+        assert await take(iterator, 2) == [0, 1]
+        assert reader.cursor == "u:0=7;t:0=2"
+
+
 async def test_a_frame_that_is_missing_is_not_passed_over_and_one_that_comes_twice_is() -> None:
     peer = Peer()
     async with connected(peer) as client:
