@@ -73,6 +73,7 @@ interface Pending {
 
 export class Connection {
   readonly followers = new Map<string, Follower>();
+  #left: Follower[] = []; // that ended while there was no connection: the session still has them, and what they had seen
   state: ConnectionState = "connecting";
   /** When the last connection was lost, epoch ms. */
   lostAt = 0;
@@ -124,6 +125,12 @@ export class Connection {
   /** Send a command that needs no answer; dropped when there is no connection. */
   tell(fields: Fields): void {
     if (this.state === "open") this.#socket!.send(JSON.stringify(fields));
+  }
+
+  /** End a subscription here; without a connection, the next one tells the server. */
+  leave(follower: Follower): void {
+    this.followers.delete(follower.sub);
+    if (this.state !== "open") this.#left.push(follower);
   }
 
   /** Begin to follow: now, or with the next connection. */
@@ -185,7 +192,7 @@ export class Connection {
     const hello: Fields = { op: "hello", binary, token, client };
     if (this.#session !== null) {
       hello["resume"] = this.#session;
-      hello["seen"] = Object.fromEntries([...this.followers.values()].map(({ sub, seen }) => [sub, seen]));
+      hello["seen"] = Object.fromEntries([...this.#left, ...this.followers.values()].map(({ sub, seen }) => [sub, seen]));
     }
     const { promise, id } = this.#enqueue({
       encode: (id) => JSON.stringify({ id, ...hello }),
@@ -216,8 +223,9 @@ export class Connection {
       if (error === null || error.code === CANNOT_RESUME) follower.attach(kept[sub] === undefined ? null : objectOf(kept[sub]));
       else this.#end(sub, follower, error);
     }
-    for (const sub of Object.keys(kept)) if (!this.followers.has(sub)) this.tell({ op: "unsubscribe", sub });
     for (const [id, pending] of [...this.#pending]) if (!pending.sent) this.#transmit(id);
+    for (const sub of Object.keys(kept)) if (!this.followers.has(sub)) this.tell({ op: "unsubscribe", sub }); // behind its acks
+    this.#left = [];
     this.tell({ op: "ping" });
     call(this.options.onState, "open", null);
     this.#opening?.resolve();

@@ -650,7 +650,7 @@ export class Subscription<M extends Item = Message> implements AsyncIterable<M> 
       if (this.mode === "stream") await this.commit().catch(() => {}); // else those who come after get it again
     }
     if (this.#end !== null) return;
-    connection.followers.delete(follower.sub);
+    connection.leave(follower);
     const isOpen = connection.state === "open";
     this.#finish(null);
     if (isOpen) await this.#ask({ op: "unsubscribe" }, false).catch(() => {});

@@ -183,12 +183,15 @@ timed("a subscription that was closed while away is ended on the session that co
   server.answers.subscribe = () => ({ mode: "reader", partitions: { t: [0] }, cursor: "t:0=0", epochs: {} });
   const gone = client.subscribe({ topics: "t" });
   await tick(0);
+  server.last.push(frame("s1", 1, messages("t", 0, 0, 1)));
+  await tick(0);
   server.last.cut();
   await tick(0);
   await gone.close();
   server.resumed = () => ({ subs: { s1: { mode: "reader", seq: 0, partitions: { t: [0] }, cursor: "t:0=0", credit: 2000 } }, ended: {} });
   await tick(1_000);
   assert.deepEqual(server.last.commands("unsubscribe").map(({ sub }) => sub), ["s1"]);
+  assert.deepEqual(server.last.commands("hello")[0].seen, { s1: 1 }, "what it has may be acked still");
   await client.close();
 });
 

@@ -112,6 +112,8 @@ class Conversation:
         self.out: list[Outgoing] = []
         self.limits = Limits()
         self.followers: dict[str, Follower] = {}
+        self._left: dict[str, int] = {}
+        """What those had seen that ended while there was no connection: the session still has them."""
         self.error: Exception | None = None
         """What closed it."""
         self.lost_at_s = float("-inf")
@@ -150,7 +152,7 @@ class Conversation:
             hello["client"] = self._name
         if self._session is not None:
             hello["resume"] = self._session
-            hello["seen"] = {follower.sub: follower.seen for follower in self.followers.values()}
+            hello["seen"] = {**self._left, **{follower.sub: follower.seen for follower in self.followers.values()}}
         self._heard_at_s = self.clock.monotonic_s()
         command = Command(_plain(hello), self._welcomed, self._not_welcomed, repeatable=False)
         self._transmit(self._register(command), command)
@@ -238,6 +240,14 @@ class Conversation:
             self.out.append((write_text(fields), False))
             self._wake()
 
+    def leave(self, follower: Follower) -> bool:
+        """End a subscription here. Whether the server is to be told now; else the next connection tells it."""
+        if self.followers.pop(follower.sub, None) is None:
+            return False
+        if not self.is_sending:
+            self._left[follower.sub] = follower.seen
+        return self.is_sending
+
     def follow(self, follower: Follower) -> None:
         """Begin a subscription: now, or with the next connection."""
         if self.error is not None:
@@ -314,11 +324,12 @@ class Conversation:
                 follower.ended(_refusal_of(ended))
             else:
                 follower.attach(kept.get(follower.sub))  # K3
-        for sub in kept.keys() - self.followers.keys():
-            self.tell({"op": "unsubscribe", "sub": sub})
         for id_, command in list(self._pending.items()):
             if not command.is_sent:
                 self._transmit(id_, command)
+        for sub in kept.keys() - self.followers.keys():  # behind what is still to be acked there
+            self.tell({"op": "unsubscribe", "sub": sub})
+        self._left.clear()
         self.tell({"op": "ping"})  # for the difference of the clocks
         self._told("open", None)
 

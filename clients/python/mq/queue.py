@@ -106,7 +106,7 @@ class Queue(Subscription[T]):
         """Let so many more messages be here at a time."""
         self._window.size += count
         self._unsaid += count
-        if self._is_attached:
+        if self._is_attached and self._conversation.state == "open":  # else the next connection says it
             self._permit()
 
     async def get(self) -> Message[T] | None:

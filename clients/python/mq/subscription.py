@@ -302,9 +302,9 @@ class Subscription(Generic[T]):
             await quietly(self._settle_all())
         if self._is_over:
             return
-        is_known = self._conversation.followers.pop(self.sub, None) is not None
+        is_to_tell = self._conversation.leave(self)
         self._finish(None)
-        if is_known and self._conversation.is_sending:
+        if is_to_tell:
             await quietly(self._ask({"op": "unsubscribe"}, repeatable=False))
 
     def _finish(self, error: Exception | None) -> None:

@@ -296,3 +296,39 @@ async def test_more_messages_are_let_in_now_and_after_a_lost_session() -> None:
         assert not peer.link.has("permit")
         assert (await subscribed(peer))["credit"] == 5
         assert (await peer.link.take("permit"))["messages"] == 1
+
+
+async def test_more_messages_are_let_in_also_when_that_is_said_while_the_connection_is_lost() -> None:
+    peer = Peer()
+    async with connected(peer) as client:
+        queue = client.group("g").queue("t", prefetch=3)
+        await subscribed(peer)
+        peer.link.end()
+        await settle()
+        queue.widen(2)
+        state = {"mode": "queue", "seq": 0, "partitions": {}, "cursor": "", "credit": 3}
+        await peer.again(resumed=True, subs={"s1": state})
+        assert (await peer.link.take("permit"))["messages"] == 2
+
+
+async def test_an_ack_that_waits_for_a_connection_comes_before_the_end_of_its_queue() -> None:
+    peer = Peer()
+    async with connected(peer) as client:
+        queue = client.group("g").queue("t")
+        await subscribed(peer)
+        peer.link.messages("s1", 1, [0], **lease(peer))
+        message = await queue.get()
+        assert message is not None
+        peer.link.end()
+        await settle()
+        acking = asyncio.ensure_future(message.ack())
+        await queue.aclose()
+        state = {"mode": "queue", "seq": 1, "partitions": {}, "cursor": "", "credit": 3}
+        hello = await peer.again(resumed=True, subs={"s1": state})
+        assert hello["seen"] == {"s1": 1}, "else its lease is given back"
+        ack = await peer.link.take("ack")
+        assert peer.link.has("unsubscribe")
+        answered(peer.link, ack)
+        await acking
+        peer.link.end()
+        assert (await peer.again())["seen"] == {}
