@@ -188,6 +188,8 @@ class Client:
         through = self._send_through
         assert through is not None
         sending: Sending[Any] = Sending(loop=asyncio.get_running_loop())
+        count = len(records)
+        self._sender.passes(count)
 
         async def go() -> None:
             try:
@@ -198,6 +200,8 @@ class Client:
             else:
                 if not sending.done():
                     sending.set_result(pick(receipts))
+            finally:
+                self._sender.passed(count)
 
         self._connection.spawn(go)
         return sending

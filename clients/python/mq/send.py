@@ -143,6 +143,7 @@ class Sender:
         self._filling: dict[str, _Batch] = {}
         self._pending_count = 0
         self._pending_bytes = 0
+        self._passing_count = 0
         self._waiters: list[tuple[Callable[[], bool], asyncio.Future[None]]] = []
         self._prefix = secrets.token_hex(8)
         self._next_key = 0
@@ -199,10 +200,22 @@ class Sender:
         self._depart(batch)
         return sending
 
+    def passes(self, count: int) -> None:
+        """So many records go through middleware, and count until `passed`. Raises QueueFull."""
+        if self._passing_count and self._passing_count + count > self._pending_max:
+            raise self._queue_full(self._passing_count)
+        self._passing_count += count
+
+    def passed(self, count: int) -> None:
+        """What became of so many of them is known."""
+        self._passing_count -= count
+        self._tell_waiters()
+
     @property
     def is_full(self) -> bool:
         """Whether a send would raise QueueFull."""
-        return self._pending_count >= self._pending_max or self._pending_bytes >= PENDING_BYTES_MAX
+        most = max(self._pending_count, self._passing_count)
+        return most >= self._pending_max or self._pending_bytes >= PENDING_BYTES_MAX
 
     async def room(self) -> None:
         """Return when another send would be taken."""
@@ -211,7 +224,7 @@ class Sender:
     async def flush(self) -> None:
         """Return when everything that was sent is answered."""
         self._depart_all()
-        await self._until(lambda: self._pending_count == 0)
+        await self._until(lambda: self._pending_count == self._passing_count == 0)
 
     async def _until(self, is_so: Callable[[], bool]) -> None:
         while not is_so():
@@ -261,10 +274,13 @@ class Sender:
         if self._pending_count and (
             self._pending_count + count > self._pending_max or self._pending_bytes + size_bytes > PENDING_BYTES_MAX
         ):
-            raise QueueFull(
-                f"{self._pending_count} records ({self._pending_bytes} bytes) wait to be stored; the limit is"
-                f" {self._pending_max}. Wait with `await client.room()`, or await the sends"
-            )
+            raise self._queue_full(self._pending_count)
+
+    def _queue_full(self, count: int) -> QueueFull:
+        return QueueFull(
+            f"{count} records ({self._pending_bytes} bytes) wait to be stored; the limit is {self._pending_max}. "
+            "Wait with `await client.room()`, or await the sends"
+        )
 
     def _depart_all(self) -> None:
         filling, self._filling = self._filling, {}
@@ -357,6 +373,9 @@ class Sender:
         """The calls of a batch are settled."""
         self._pending_count -= batch.count
         self._pending_bytes -= batch.size_bytes
+        self._tell_waiters()
+
+    def _tell_waiters(self) -> None:
         if self._waiters:
             waiters, self._waiters = self._waiters, []
             for is_so, changed in waiters:

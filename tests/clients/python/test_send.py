@@ -361,6 +361,32 @@ async def test_raw_batches_go_as_they_are() -> None:
         assert [(one.offset, one.record_count) for one in await send] == [(0, 10), (10, 10)]
 
 
+async def passing(outgoing: Outgoing, following: Any) -> Any:
+    await asyncio.sleep(0)
+    return await following(outgoing)
+
+
+async def test_sends_through_middleware_are_bounded_and_waited_for_as_others() -> None:
+    peer = Peer()
+    async with connected(peer, middleware=[passing], pending_max=2) as client:
+        sends = [client.send("t", 1), client.send("t", 2)]
+        assert client.is_full
+        with pytest.raises(QueueFull, match="2 records"):
+            client.send("t", 3)
+        rooms = asyncio.ensure_future(client.room())
+        flushing = asyncio.ensure_future(client.flush())
+        command = await peer.link.take("produce")
+        assert not rooms.done()
+        peer.link.stored(command)
+        await rooms
+        await flushing
+        assert [send.result().offset for send in sends] == [0, 1]
+        client.send("t", 4)
+        closing = asyncio.ensure_future(client.close())
+        peer.link.stored(await peer.link.take("produce"))
+        await closing
+
+
 async def test_middleware_sees_what_is_sent_may_change_it_and_sees_what_became_of_it() -> None:
     peer = Peer()
     seen: list[Any] = []
