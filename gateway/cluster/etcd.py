@@ -5,6 +5,7 @@ it knows neither TLS nor several endpoints. What is particular about it:
 
     connection refused   the request was not sent: the next endpoint is tried
     connection lost      a change may have been made: OutcomeUnknown; reads are repeated at the next endpoint
+    being stopped        an etcd that ends answers 0, 1, 2 or 13, also for changes that it has made: likewise
     token expired        simple tokens live five minutes: log in again, repeat (nothing was done)
     compaction           a watch that asks for what is gone is told so, and lists all keys again
     silent watch         a dead peer looks like a quiet one: a watch without a word for WATCH_SILENT_S is opened again

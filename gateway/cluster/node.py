@@ -1384,7 +1384,7 @@ class ClusterNode:
     async def own(self, kind: str, name: str, revision: int) -> bool:
         """Have a name belong to this node from now on, if that was not written since a revision; also when it was
         this node's already, so that no node that goes by that revision can have it any more. Whether it belongs to this
-        node now, durably: the answer is certain, however long that takes. Raises Unavailable: nothing was changed."""
+        node now, durably: the answer is certain, however long that takes. Raises MetadataError: nothing was changed."""
         key = _owner_key(kind, name)
         data = orjson.dumps({"node": self.name})
         is_unknown = False
@@ -1398,9 +1398,7 @@ class ClusterNode:
             except MetadataError:
                 if not is_unknown:
                     raise
-            else:
-                is_unknown = False
-            with suppress(MetadataError if is_unknown else Unavailable):
+            with suppress(MetadataError):  # whatever is answered meanwhile: it may be this node's by now
                 owner, now = await self.owner_now(kind, name)
                 if now != revision:
                     return owner == self.name
@@ -1409,7 +1407,7 @@ class ClusterNode:
     async def disown(self, kind: str, name: str, revision: int) -> None:
         """Have a name belong to none, if it was this node's at a revision and it was not written since. Nothing
         of it may be in use here, nor come into use before the return. The outcome is certain, however long that takes.
-        Raises Unavailable: nothing was changed."""
+        Raises MetadataError: nothing was changed."""
         key = _owner_key(kind, name)
         is_unknown = False
         while True:
@@ -1422,7 +1420,7 @@ class ClusterNode:
             except MetadataError:
                 if not is_unknown:
                     raise
-            with suppress(MetadataError if is_unknown else Unavailable):
+            with suppress(MetadataError):
                 owner, now = await self.owner_now(kind, name)
                 if owner is None:
                     self._note_owner(key, None, revision + 1)
@@ -1432,8 +1430,10 @@ class ClusterNode:
             await asyncio.sleep(RETRY_S)
 
     def note_owner(self, kind: str, name: str, node: str, revision: int) -> None:
-        """A name belongs to another node from now on, as that node has said; it was somebody else's at a revision."""
-        self._note_owner(_owner_key(kind, name), node, revision + 1)
+        """A name that was this node's at a revision belongs to another one since, as that one has said."""
+        key = _owner_key(kind, name)
+        if self._owners.get(key) == self.name:  # else the metadata has told of it already, or of what came after
+            self._note_owner(key, node, revision + 1)
 
     async def look_up(self, kind: str, name: str) -> str | None:
         """As `owner`, by what the metadata says now, which the watch may not have told yet."""

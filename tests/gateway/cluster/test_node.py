@@ -580,6 +580,8 @@ async def test_what_was_given_away_does_not_come_back_by_a_watch_that_is_behind(
             await n1._see(Changes(seen.revision, dict(seen.values)))
             assert n1.owner(GROUPS, "g") == "n2"
         assert n1._owner_revisions == {}, "nothing is kept"
+        n1.note_owner(GROUPS, "g", "n3", revision)
+        assert n1.owner(GROUPS, "g") == "n2", "the metadata has told of what came after"
 
 
 @pytest.mark.parametrize("losses", [[], [True], [False, True], [False, False]])
