@@ -218,6 +218,9 @@ class Workers:
                 log.error("worker cannot be started yet worker=%d pause_ms=%d error=%s", number, pause_s * 1000, error)
                 await asyncio.sleep(pause_s)
                 continue
+            if self._is_stopping:  # begun while the others were told to end; it has no clients yet
+                with suppress(ProcessLookupError):
+                    process.kill()
             status = await process.wait()
             self._feed.forget(number)
             if self._is_stopping:

@@ -284,6 +284,29 @@ async def test_a_worker_that_cannot_be_forked_for_a_moment_is_started_later(
     assert caplog.text.count("cannot be started yet") == 1
 
 
+async def test_a_worker_that_is_begun_while_all_are_told_to_end_does_not_outlive_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody closes its pipe any more, and the server waited for it."""
+    gateway, _ = fake_gateway(FakeClock())
+    workers = Workers(gateway, [Mock()], Mock())
+    workers._steady.set()
+    forking, forked, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def spawn(_: int) -> object:
+        forking.set()
+        await forked.wait()
+        return SimpleNamespace(kill=ended.set, wait=ended.wait)
+
+    monkeypatch.setattr(workers, "_spawn", spawn)
+    keeping = asyncio.create_task(workers._keep(1))
+    await forking.wait()
+    await workers._stop()
+    forked.set()
+    async with asyncio.timeout(PATIENCE_S):
+        await keeping
+
+
 def test_a_port_that_is_taken_is_not_shared() -> None:
     """A second server would take part of the first one's clients, with workers or without."""
     with bound_sockets("127.0.0.1", 0, 2) as sockets:
