@@ -1344,10 +1344,17 @@ class Store:
         self._pins.append(lowest_needed)
 
     async def _expire_now_and_then(self) -> None:
+        trouble = ""
         while True:
             await asyncio.sleep(self.config.retention_interval_ms / 1000)
-            await self._hide_expired(self._topics.all())
-            await self.expire()
+            try:
+                await self._hide_expired(self._topics.all())
+                await self.expire()
+            except (OSError, DiskFull) as error:  # nothing is half done: what is left is removed the next time
+                if str(error) != trouble:
+                    log.warning("retention is tried again: %s", trouble := str(error))
+            else:
+                trouble = ""
 
     async def _hide_expired(self, topics: Sequence[Topic]) -> None:
         """Raise the min offsets of topics whose own retention is shorter than the store's."""

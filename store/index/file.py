@@ -31,7 +31,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from store.errors import IndexDamaged, Overloaded
@@ -363,6 +363,8 @@ class FileConsumeQueues(ConsumeQueues):
         end = files_end * UNIT_BYTES
         first = bounds.min_offset * UNIT_BYTES // self._file_bytes * self._file_bytes
         present = {int(name) for name in self._files.list(queue.directory)}
+        if first not in present and (begin := self._begin_in_log(queue, present)) is not None:
+            first, queue.min_offset = begin, begin // UNIT_BYTES  # `_correct_min` removed those before, no flush came
         for start in range(first, end, self._file_bytes):
             size = self._file(queue.directory, start).size() if start in present else 0
             if size < min(self._file_bytes, end - start):
@@ -372,6 +374,16 @@ class FileConsumeQueues(ConsumeQueues):
             if start < first:  # removed once; a power cut brought the name back
                 self._remove_file(queue.directory, start)
         return queue
+
+    def _begin_in_log(self, queue: _Queue, present: Collection[int]) -> int | None:
+        """Where a queue's files begin, when all units before are certain to point to before the log: as the first one
+        that is there does. Else files that are missing are damage."""
+        begin = min(present, default=0)
+        if not queue.min_offset * UNIT_BYTES < begin < queue.flushed_count * UNIT_BYTES:
+            return None
+        if self._file(queue.directory, begin).size() < UNIT_BYTES:
+            return None
+        return begin if self._position(queue, begin // UNIT_BYTES) < self._first_position else None
 
     def _correct_min(self, queue: _Queue) -> None:
         """Raise a queue's min offset to its first unit that points into the log, and remove files before that unit."""

@@ -29,6 +29,7 @@ from __future__ import annotations
 import errno
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -315,7 +316,8 @@ class CommitLog:
         """Remove the oldest file; those who are reading it finish. Not for the file that holds the tail."""
         start = self.first_position
         assert start + self._file_bytes <= self.file_start(self.end_position)
-        self._files.remove(self._directory / _name(start))
+        with suppress(FileNotFoundError):  # gone already, when the last try failed behind it
+            self._files.remove(self._directory / _name(start))
         self._files.sync_dir(self._directory)
         del self._open_files[start]  # not closed: readers in other threads hold it, the last one lets it go
         self.first_position = start + self._file_bytes

@@ -12,10 +12,13 @@ import pytest
 from store.errors import IndexDamaged, OutOfHandles, Overloaded
 from store.index.file import FileConsumeQueues
 from store.limits import KiB
+from store.log.commit_log import CommitLog
 from store.store import Store
 from store.types import QueueKey
+from tests.clock import FakeClock
 from tests.simdisk import SimDisk, SimFile
-from tests.store.kit import append_of, open_store, with_settings
+from tests.store.kit import abandon, append_of, open_store, opened, with_settings
+from tests.waiting import until
 
 ROOT = Path("/data")
 
@@ -86,3 +89,60 @@ def test_an_index_that_cannot_be_opened_is_not_damaged() -> None:
     disk.code = 0
     with pytest.raises(IndexDamaged):  # it is not there, whatever could be opened
         queues._read_files(ROOT / "1" / "0", 0, 1)
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.EIO])
+async def test_retention_goes_on_after_a_look_that_failed(
+    code: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log's first file is gone when the sync of its directory fails; the next look has that done, and goes on."""
+    disk, clock = FewHandles(), FakeClock()
+    store = await open_store(disk, with_settings(retention_ms=10_000, retention_interval_ms=1), clock)
+    topic, _ = await store.create_topic("t", 1)
+    queue = QueueKey(topic.topic_id, 0)
+    await fill(store, queue, 60)
+    remove_first, looks = CommitLog.remove_first, 0
+
+    def failing(log: CommitLog) -> None:
+        nonlocal looks
+        looks += 1
+        disk.code = code if looks <= 3 else 0
+        try:
+            remove_first(log)
+        finally:
+            disk.code = 0
+
+    monkeypatch.setattr(CommitLog, "remove_first", failing)
+    files = store._log.starts()
+    assert len(files) > 2
+    clock.step(60_000)
+    await until(lambda: store._log.starts() == files[-1:])
+    assert caplog.text.count("retention is tried again") == 1
+    assert (store.failure, store.bounds(queue).max_offset) == (None, 60)
+    await store.append([append_of(queue, [b"goes on"])])
+    await store.close()
+
+
+async def test_a_kill_behind_retention_leaves_an_index_that_need_not_be_built_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Files of the index went with those of the log, and no checkpoint said so."""
+    disk, clock = SimDisk(), FakeClock()
+    config = with_settings(retention_ms=10_000, consume_queue_file_units=7)
+    store = await open_store(disk, config, clock)
+    topic, _ = await store.create_topic("t", 1)
+    queue = QueueKey(topic.topic_id, 0)
+    for _ in range(60):
+        clock.step(1000)
+        await store.append([append_of(queue, [b"x" * 4 * KiB])])
+    await store._save_checkpoint()
+    assert await store.expire(file_count_max=99)
+    bounds = store.bounds(queue)
+    assert bounds.min_offset > 7
+    await abandon()
+    disk.kill()
+    async with opened(disk, config, clock) as store:
+        assert store.bounds(queue) == bounds
+        assert "building the consume queues again" not in caplog.text
+        found = await store.read(queue, bounds.min_offset, max_bytes=1)
+        assert found.entries
