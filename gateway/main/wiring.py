@@ -19,8 +19,8 @@ import random
 import signal
 import socket
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -193,6 +193,7 @@ async def run(
                 store, is_node, name = NoStore(config.store), True, own.node or BROKER_NAME
             else:
                 store = await parts.enter_async_context(_opened_store(config, files, clock, progress))
+                starting.enter_context(_all_kept(store))
                 is_only_node = own.is_only_node or (not own.is_shared and keeps_metadata(store))
                 is_node = is_only_node or own.is_shared
                 if not is_node:
@@ -504,6 +505,16 @@ async def _opened_store(
         yield store
     finally:
         await store.close()
+
+
+@contextmanager
+def _all_kept(store: Store) -> Iterator[None]:
+    """Retention removes nothing until all who read of the log have said from where on they need it: the first may take
+    long, and who comes after could miss what it has acknowledged."""
+    is_over = False
+    store.pin(lambda: store.end_position if is_over else 0)
+    yield
+    is_over = True
 
 
 @asynccontextmanager

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -17,8 +18,10 @@ from gateway.cluster.embedded import EmbeddedMetadata
 from gateway.cluster.metadata import ABSENT
 from gateway.cluster.mover import key_of
 from gateway.cluster.record import PartitionRecord, SegmentRecord, encode
+from gateway.groups.coordinator.service import Coordinator
 from gateway.main import joined
-from gateway.main.wiring import run
+from gateway.main.wiring import _all_kept, run
+from gateway.recurring.service import RecurringSchedules
 from gateway.settings.config import ConfigError, GatewayConfig, build
 from store import Store, record_batch
 from store.clock import SystemClock
@@ -27,6 +30,7 @@ from store.files import OsFiles
 from store.record_batch import Record
 from tests.gateway.groups.coordinator.world import PlainTimer
 from tests.waiting import PATIENCE_S, WOKEN_S
+from timer.service import TimerService
 
 JSON = {"Content-Type": "application/vnd.kafka.json.v2+json", "Accept": "application/vnd.kafka.json.v2+json"}
 MiB = 1024 * 1024
@@ -70,6 +74,40 @@ async def test_records_and_topics_survive_a_restart(tmp_path: Path) -> None:
             (None, 2, 1),
         ]
         assert await (await client.get("/topics")).json(content_type=None) == ["orders"]
+
+
+async def test_nothing_of_the_log_expires_before_all_that_is_read_of_it_says_from_where_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To read may take longer than retention waits."""
+    needed: list[int] = []
+
+    def noted(start: Callable[[Any], Awaitable[None]]) -> Callable[[Any], Awaitable[None]]:
+        async def noting(self: Any) -> None:
+            needed.append(min(lowest() for lowest in stores[0]._pins))
+            await start(self)
+
+        return noting
+
+    stores: list[Store] = []
+    opened = Store.open
+
+    async def remembered(*given: Any, **named: Any) -> Store:
+        stores.append(await opened(*given, **named))
+        return stores[-1]
+
+    config = config_of(tmp_path)
+    async with serving(config) as client:
+        await client.put("/mq/v1/topics/orders", json={"partitions": 1})
+        assert (await client.post("/topics/orders", data=b'{"records":[{"value":1}]}')).status == 200
+    monkeypatch.setattr(Store, "open", remembered)
+    for kind in (TimerService, Coordinator, RecurringSchedules):
+        monkeypatch.setattr(kind, "start", noted(kind.start))
+    async with serving(config) as client:
+        assert needed == [0, 0, 0]
+        with _all_kept(stores[0]):
+            assert stores[0]._pins[-1]() == 0
+        assert stores[0]._pins[-1]() == stores[0].end_position > 0, "from then on it needs nothing"
 
 
 async def test_a_delayed_record_is_delivered_when_due_and_wakes_a_long_poll(tmp_path: Path) -> None:
