@@ -44,7 +44,6 @@ TESTED_THROUGH_OTHERS = {
     "gateway.groups.coordinator.light_offsets": "gateway/surfaces/ws/test_light.py",
     "gateway.main.shards": "gateway/main/test_recurring_shards.py",
     "gateway.groups.coordinator.waiting": "gateway/groups/coordinator/test_many_partitions.py",
-    "gateway.main.group_moves": "gateway/cluster/test_served.py",
     "gateway.main.group_shards": "gateway/brokers/kafka/test_groups_served.py",
     "gateway.main.readings": "gateway/surfaces/native/test_stats.py",
     "gateway.main.recurring_names": "gateway/cluster/test_served.py",

@@ -1381,13 +1381,13 @@ class ClusterNode:
         else:
             self._owners[key] = node
 
-    async def own(self, kind: str, name: str, revision: int) -> bool:
+    async def own(self, kind: str, name: str, revision: int, *, is_unknown: bool = False) -> bool:
         """Have a name belong to this node from now on, if that was not written since a revision; also when it was
         this node's already, so that no node that goes by that revision can have it any more. Whether it belongs to this
-        node now, durably: the answer is certain, however long that takes. Raises MetadataError: nothing was changed."""
+        node now, durably: the answer is certain, however long that takes. Raises MetadataError: nothing was changed.
+        `is_unknown`: another node may have made it its own since the revision, so there has to be an answer."""
         key = _owner_key(kind, name)
         data = orjson.dumps({"node": self.name})
-        is_unknown = False
         while True:
             try:
                 if (written := await self._metadata.compare_and_set({key: revision}, {key: data})) is not None:

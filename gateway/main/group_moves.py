@@ -118,7 +118,7 @@ class GroupMoves:
             try:
                 is_gone = await peer.take_group(group, moved.events, size_bytes=moved.size_bytes, revision=revision)
             except AnswerLost as error:
-                is_gone = not await node.own(GROUPS, group, revision)
+                is_gone = not await node.own(GROUPS, group, revision, is_unknown=True)
                 if not is_gone:
                     raise Overloaded(f"node {to} did not say whether it took group {group}; it has not") from error
             if not is_gone:
