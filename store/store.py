@@ -1369,9 +1369,18 @@ class Store:
                 except StoreError as error:  # the topic is gone, or its readers will be told the same
                     log.warning("retention not applied topic=%s queue=%d error=%s", topic.name, queue.queue_id, error)
                     break
+                if not self._is_so_still(topic):  # what is in force now has been seen to meanwhile
+                    break
                 if low > self._hidden_until.get(queue, 0):
                     self._hidden_until[queue] = low
                 await asyncio.sleep(0)
+
+    def _is_so_still(self, topic: Topic) -> bool:
+        try:
+            now = self._topics.by_name(topic.name)
+        except UnknownQueue:
+            return False
+        return (now.topic_id, now.config) == (topic.topic_id, topic.config)
 
     async def expire(self, *, file_count_max: int = 1) -> int:
         """Remove up to `file_count_max` log files that are past retention, oldest first; return how many went.

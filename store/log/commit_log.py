@@ -319,8 +319,8 @@ class CommitLog:
         with suppress(FileNotFoundError):  # gone already, when the last try failed behind it
             self._files.remove(self._directory / _name(start))
         self._files.sync_dir(self._directory)
+        self.first_position = start + self._file_bytes  # first: a reader in another thread that misses the file asks it
         del self._open_files[start]  # not closed: readers in other threads hold it, the last one lets it go
-        self.first_position = start + self._file_bytes
 
     def _write_blank(self, next_start: int) -> None:
         size = next_start - self.end_position

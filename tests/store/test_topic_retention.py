@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -37,6 +38,24 @@ async def test_what_is_older_than_the_topics_retention_is_not_shown() -> None:
         assert store.bounds(queue) == (3, 3)
         await store.append([append_of(queue, [b"4"])])
         assert store.bounds(queue) == (3, 4)
+
+
+async def test_a_round_that_has_begun_undoes_no_longer_retention() -> None:
+    disk, clock = SimDisk(), FakeClock()
+    async with opened(disk, CONFIG, clock) as store:
+        first, _ = await store.create_topic("a", 50, config=TopicConfig(retention_ms=1000))
+        topic, _ = await store.create_topic("b", 1, config=TopicConfig(retention_ms=1000))
+        gone, _ = await store.create_topic("c", 1, config=TopicConfig(retention_ms=1000))
+        queue = QueueKey(topic.topic_id, 0)
+        await store.append([append_of(queue, [b"1"])])
+        clock.step(2000)
+        looking = asyncio.create_task(store._hide_expired([first, topic, gone]))
+        await asyncio.sleep(0)
+        await store.configure_topic("b", {"retention_ms": None})
+        await store.delete_topic("c")
+        await looking
+        assert store.bounds(queue) == (0, 1)
+        assert store._hidden_until.keys() == set()
 
 
 async def test_a_restart_shows_no_expired_record_again() -> None:
