@@ -1350,7 +1350,7 @@ class Store:
             try:
                 await self._hide_expired(self._topics.all())
                 await self.expire()
-            except (OSError, DiskFull) as error:  # nothing is half done: what is left is removed the next time
+            except (StoreError, OSError) as error:  # nothing is half done: what is left is removed the next time
                 if str(error) != trouble:
                     log.warning("retention is tried again: %s", trouble := str(error))
             else:

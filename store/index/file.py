@@ -180,7 +180,8 @@ class FileConsumeQueues(ConsumeQueues):
             self._dirty.add(entry.queue)
         self._pending_bytes += queue.pending.add(entry.base_offset, entry.position, entry.size, entry.tag_hashes)
         queue.max_offset = next_offset
-        self._last_position = entry.position
+        if entry.position > self._last_position:  # a rebuild adds what has expired last
+            self._last_position = entry.position
 
     def extend(self, queue: QueueKey, entries: Sequence[Indexed]) -> None:
         """See `ConsumeQueues.extend`."""

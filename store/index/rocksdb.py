@@ -261,7 +261,8 @@ class RocksDbConsumeQueues(ConsumeQueues):
         )
         queue.max_offset = next_offset
         self._pending_bytes += PENDING_ENTRY_BYTES + len(tag_hashes) * tag_hashes.itemsize
-        self._last_position = entry.position
+        if entry.position > self._last_position:  # a rebuild adds what has expired last
+            self._last_position = entry.position
         if entry.light is not None:
             self._light.append(entry)
 
