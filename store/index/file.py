@@ -31,7 +31,8 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from store.errors import IndexDamaged, Overloaded
@@ -122,6 +123,7 @@ class FileConsumeQueues(ConsumeQueues):
         self._checkpoint = 0
         self._durable_position = 0
         self._dropped: list[int] = []  # topics whose files the next flush removes
+        self._expired: list[tuple[Path, int]] = []  # files that it removes as well, by directory and start
         self._queues: dict[QueueKey, _Queue] = {}
         self._dirty: set[QueueKey] = set()
         self._open_files: OrderedDict[tuple[Path, int], File] = OrderedDict()  # by directory and start
@@ -302,7 +304,7 @@ class FileConsumeQueues(ConsumeQueues):
     def flush(self, checkpoint: int) -> Flush:
         # Little is done here for each queue: there may be ten thousand, and the event loop stands still.
         """See `ConsumeQueues.flush`."""
-        dropped = list(self._dropped)
+        dropped, expired = list(self._dropped), list(self._expired)
         work: list[_Work] = []
         is_all = self._last_position < checkpoint
         for key in self._dirty:
@@ -324,12 +326,17 @@ class FileConsumeQueues(ConsumeQueues):
                 self._unfinished = None
             self._write_all(written)
             self._snapshots.save(Snapshot(checkpoint, content))
-            for topic_id in dropped:  # after the snapshot that no longer counts them
+            # After the snapshot that no longer counts them.
+            for directory, start in expired:
+                with suppress(FileNotFoundError):  # removed by a flush that failed behind it
+                    self._files.remove(directory / _name(start))
+            for topic_id in dropped:
                 self._remove_topic(topic_id)
 
         def finish() -> None:
             self._checkpoint = self._durable_position = checkpoint
             del self._dropped[: len(dropped)]
+            del self._expired[: len(expired)]
             for queue, count, end in written:
                 self._pending_bytes -= queue.pending.remove(count)
                 queue.flushed_count = end
@@ -364,8 +371,6 @@ class FileConsumeQueues(ConsumeQueues):
         end = files_end * UNIT_BYTES
         first = bounds.min_offset * UNIT_BYTES // self._file_bytes * self._file_bytes
         present = {int(name) for name in self._files.list(queue.directory)}
-        if first not in present and (begin := self._begin_in_log(queue, present)) is not None:
-            first, queue.min_offset = begin, begin // UNIT_BYTES  # `_correct_min` removed those before, no flush came
         for start in range(first, end, self._file_bytes):
             size = self._file(queue.directory, start).size() if start in present else 0
             if size < min(self._file_bytes, end - start):
@@ -373,21 +378,12 @@ class FileConsumeQueues(ConsumeQueues):
             queue.named.add(start)
         for start in present:
             if start < first:  # removed once; a power cut brought the name back
-                self._remove_file(queue.directory, start)
+                self._files.remove(queue.directory / _name(start))
         return queue
 
-    def _begin_in_log(self, queue: _Queue, present: Collection[int]) -> int | None:
-        """Where a queue's files begin, when all units before are certain to point to before the log: as the first one
-        that is there does. Else files that are missing are damage."""
-        begin = min(present, default=0)
-        if not queue.min_offset * UNIT_BYTES < begin < queue.flushed_count * UNIT_BYTES:
-            return None
-        if self._file(queue.directory, begin).size() < UNIT_BYTES:
-            return None
-        return begin if self._position(queue, begin // UNIT_BYTES) < self._first_position else None
-
     def _correct_min(self, queue: _Queue) -> None:
-        """Raise a queue's min offset to its first unit that points into the log, and remove files before that unit."""
+        """Raise a queue's min offset to its first unit that points into the log. Files before that unit go with the
+        next flush: a start misses them while no snapshot says so."""
         low, high = queue.min_offset, queue.max_offset
         while low < high:
             middle = (low + high) // 2
@@ -399,7 +395,9 @@ class FileConsumeQueues(ConsumeQueues):
         last = max(queue.named, default=0)
         for start in sorted(queue.named):
             if start + self._file_bytes <= low * UNIT_BYTES and start < last:
-                self._remove_file(queue.directory, start)
+                if (file := self._open_files.pop((queue.directory, start), None)) is not None:
+                    file.close()
+                self._expired.append((queue.directory, start))
                 queue.named.discard(start)
 
     def _position(self, queue: _Queue, offset: int) -> int:
@@ -409,11 +407,6 @@ class FileConsumeQueues(ConsumeQueues):
         if position < 0:
             raise IndexDamaged(f"{queue.directory}: the unit of offset {offset} points nowhere")
         return position
-
-    def _remove_file(self, directory: Path, start: int) -> None:
-        if (file := self._open_files.pop((directory, start), None)) is not None:
-            file.close()
-        self._files.remove(directory / _name(start))
 
     def _read_files(self, directory: Path, offset: int, count: int) -> bytes:
         """Units that were flushed. Raises IndexDamaged."""
