@@ -37,6 +37,42 @@ _STRING_OR_COMMENT = re.compile(
 _LONG_KEY = re.compile(rf"(?<![\w-])(?:[\w-]++[ \t]*+\.[ \t]*+){{{KEY_PARTS_MAX}}}")
 
 
+class WatchedFiles:
+    """Files that are read again when one has changed: by its time, size or inode, so that a rename (ours, an editor's,
+    Kubernetes') counts."""
+
+    def __init__(self, *paths: Path) -> None:
+        self.paths = paths
+        self._seen: list[tuple[int, int, int] | None] | None = None
+        self._refusal = ""
+
+    def have_changed(self) -> bool:
+        """Whether one has since this was asked last, or could not be read then. The first time: yes."""
+        before, self._seen = self._seen, list(map(_signature, self.paths))
+        return before != self._seen
+
+    def refused(self, error: Exception) -> bool:
+        """They cannot be used; whether that was not said before. An owner, a right or a free handle may come later,
+        which no signature shows: where one of these was the reason, they are looked at again."""
+        if isinstance(error, OSError) or isinstance(error.__cause__, OSError):
+            self._seen = None
+        before, self._refusal = self._refusal, str(error)
+        return before != self._refusal
+
+    def used(self) -> None:
+        """They are in use as they are."""
+        self._refusal = ""
+
+
+def _signature(path: Path) -> tuple[int, int, int] | None:
+    """None: there is no file."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
 def read_file(path: Path, bytes_max: int, *, may_be_pipe: bool = False) -> bytes:
     """All of a file. Raises OSError, or ValueError for one that is too large or no file.
 

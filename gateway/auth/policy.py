@@ -1,7 +1,7 @@
 """Everything that decides who may do what, as it is now: read from files, and read again when they change.
 
 A `Policy` is a snapshot of the token file, the ACL file and the keys for JWTs. `PolicyFiles` knows the files and
-notices when one of them changed, by its time, size and inode, so that a rename (ours, an editor's, Kubernetes') counts.
+notices when one of them changed.
 A file that cannot be read after a change keeps what was read before in force: the operator finds it in the log, and
 a typing mistake locks no client out. At the start it is refused.
 """
@@ -9,7 +9,6 @@ a typing mistake locks no client out. At the start it is refused.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,13 +18,12 @@ from gateway.auth.access import Scope
 from gateway.auth.acl import Acl, parse_acl
 from gateway.auth.config import AuthConfig
 from gateway.auth.jwt import JwtVerifier, verifier
-from gateway.auth.operator_files import KEYS_BYTES_MAX, RULES_BYTES_MAX, read_file
+from gateway.auth.operator_files import KEYS_BYTES_MAX, RULES_BYTES_MAX, WatchedFiles, read_file
 from gateway.auth.tokens import Tokens, read_tokens
 
 log = logging.getLogger(__name__)
 
 _Content = TypeVar("_Content")
-Signature = tuple[tuple[int, int, int] | None, ...]
 
 
 class PolicyError(ValueError):
@@ -49,14 +47,15 @@ class PolicyFiles:
 
     def __init__(self, config: AuthConfig) -> None:
         self._config = config
-        self._seen: Signature | None = None
+        paths = (config.tokens_path, config.acl_path, config.jwt_key_file)
+        self._files = WatchedFiles(*(path for path in paths if path is not None))
         self.error: PolicyError | None = None
         """Why the files as they were seen last cannot be used."""
 
     def load(self) -> Policy:
         """Read everything. Raises PolicyError."""
         config = self._config
-        self._seen = self._signature()
+        self._files.have_changed()
         tokens = _read("auth.token_file", config.tokens_path, lambda: read_tokens(config.tokens_path))
         acl = _read("auth.acl_file", config.acl_path, self._acl)
         return Policy(
@@ -68,17 +67,16 @@ class PolicyFiles:
 
     def reload(self) -> Policy | None:
         """A new policy if a file has changed since the last look; None if not, or if it cannot be used."""
-        if self._signature() == self._seen:
+        if not self._files.have_changed():
             return None
         try:
             policy = self.load()
         except PolicyError as error:
-            if str(error) != str(self.error):
+            if self._files.refused(error):
                 log.error("access rules not reloaded, the old ones stay in force: %s", error)
                 self.error = error
-            if isinstance(error.__cause__, OSError):
-                self._seen = None  # an owner, a right or a free handle may change it, which no signature shows
             return None
+        self._files.used()
         self.error = None
         log.info("access rules reloaded tokens=%d", len(policy.tokens))
         return policy
@@ -109,23 +107,6 @@ class PolicyFiles:
                 leeway_ms=config.jwt_leeway_ms,
             ),
         )
-
-    def _signature(self) -> Signature:
-        paths = (self._config.tokens_path, self._config.acl_path, self._config.jwt_key_file)
-        return signature_of(*(path for path in paths if path is not None))
-
-
-def signature_of(*paths: Path) -> Signature:
-    """What changes when one of the files does; a missing file is None."""
-
-    def one(path: Path) -> tuple[int, int, int] | None:
-        try:
-            status = os.stat(path)
-        except OSError:
-            return None
-        return status.st_mtime_ns, status.st_size, status.st_ino
-
-    return tuple(map(one, paths))
 
 
 def _read(setting: str, path: Path, read: Callable[[], _Content]) -> _Content:

@@ -15,13 +15,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import ssl
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
-from gateway.auth.operator_files import read_file
-from gateway.auth.policy import Signature, signature_of
+from gateway.auth.operator_files import WatchedFiles, read_file
 from gateway.cluster.etcd import EtcdConfig, EtcdMetadata
 from gateway.cluster.peer_auth import Secret
 from gateway.main.reload import RELOAD_INTERVAL_S
@@ -89,32 +87,29 @@ async def _keep_fresh(config: ClusterConfig, secret: Secret, others: Sequence[Wa
     assert config.secret_file is not None
     secrets = (config.secret_file, also_file(config))
     watched: list[Watched] = [(secrets, lambda: _rotate(config, secret)), *others]
-    seen: list[Signature | None] = [None] * len(watched)  # they may have changed since they were read
-    refused: dict[int, str] = {}
+    files_and_uses = [(WatchedFiles(*files), use) for files, use in watched]
+    is_first = True  # they may have changed since they were read
     loop = asyncio.get_running_loop()
     former_until_s = loop.time()
     while True:
         await asyncio.sleep(RELOAD_INTERVAL_S)
         if loop.time() >= former_until_s:
             secret.forget_former()
-        for number, (files, use) in enumerate(watched):
-            now = signature_of(*files)
-            if now == seen[number]:
+        for files, use in files_and_uses:
+            if not files.have_changed():
                 continue
-            is_first, seen[number] = seen[number] is None, now
             try:
                 use()
-            except (OSError, ValueError, ssl.SSLError) as error:
-                if isinstance(error, OSError):
-                    seen[number] = None  # an owner, a right or a free handle may change it, which no signature shows
-                if refused.get(number) != str(error):
-                    refused[number] = str(error)
-                    log.error("not read again, what was in force stays file=%s error=%s", files[0], error)
+            except (OSError, ValueError) as error:
+                if files.refused(error):
+                    log.error("not read again, what was in force stays file=%s error=%s", files.paths[0], error)
             else:
-                if refused.pop(number, None) or not is_first:
-                    log.info("read again file=%s", files[0])
-                if files == secrets:
+                files.used()
+                if not is_first:
+                    log.info("read again file=%s", files.paths[0])
+                if files.paths == secrets:
                     former_until_s = loop.time() + FORMER_S
+        is_first = False
 
 
 def _rotate(config: ClusterConfig, secret: Secret) -> None:

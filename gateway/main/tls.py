@@ -11,8 +11,7 @@ import logging
 import ssl
 from datetime import UTC, datetime
 
-from gateway.auth.operator_files import KEYS_BYTES_MAX, read_file
-from gateway.auth.policy import Signature, signature_of
+from gateway.auth.operator_files import KEYS_BYTES_MAX, WatchedFiles, read_file
 from gateway.settings.tls import TlsConfig
 
 log = logging.getLogger(__name__)
@@ -34,8 +33,8 @@ class ServerTls:
         assert config.cert_file is not None
         assert config.key_file is not None
         self._cert_file, self._key_file = config.cert_file, config.key_file
-        self._seen: Signature | None = signature_of(self._cert_file, self._key_file)
-        self._refused = ""  # why the files as they were seen last are not in use
+        self._files = WatchedFiles(self._cert_file, self._key_file)
+        self._files.have_changed()
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.minimum_version = _VERSIONS[config.minimum]
         self.context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
@@ -54,25 +53,20 @@ class ServerTls:
     def reload(self) -> TlsError | bool:
         """Use the files again if one has changed since the last look: whether they are used now, or why not, which is
         said once."""
-        seen = signature_of(self._cert_file, self._key_file)
-        if seen == self._seen:
+        if not self._files.have_changed():
             return False
-        self._seen = seen
         try:
             self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))  # a failure half-way must not touch the one in use
             self._load(self.context)
             if self._trusting is not None:
                 self._trusting.load_verify_locations(self._cert_file)
         except (TlsError, OSError) as failure:  # of OpenSSL, too: it reads the files again
-            error = failure if isinstance(failure, TlsError) else TlsError(f"{self._cert_file}: {failure}")
-            if isinstance(failure, OSError) or isinstance(failure.__cause__, OSError):
-                self._seen = None  # an owner, a right or a free handle may change it, which no signature shows
-            if str(error) == self._refused:
+            if not self._files.refused(failure):
                 return False
-            self._refused = str(error)
+            error = failure if isinstance(failure, TlsError) else TlsError(f"{self._cert_file}: {failure}")
             log.error("certificate not reloaded, the old one stays in use: %s", error)
             return error
-        self._refused = ""
+        self._files.used()
         log.info("certificate reloaded file=%s", self._cert_file)
         return True
 
