@@ -65,6 +65,7 @@ from store.errors import (
     RecordTooLarge,
     SealedQueue,
     StoreError,
+    UnknownQueue,
 )
 from store.light_names import LightNames
 from store.limits import KiB, MiB
@@ -1113,9 +1114,12 @@ class Producer:
 
     def count_by_topic(self, topic: str, record_count: int) -> None:
         """Count records of a topic alone; of one that is gone, not at all."""
-        counted = self.record_counts.get(topic)
-        if counted is not None or self._routes.topic(topic) is not None:
-            self.record_counts[topic] = (counted or 0) + record_count
+        if topic not in self.record_counts:
+            try:
+                self._routes.topic(topic)
+            except UnknownQueue:
+                return
+        self.record_counts[topic] = self.record_counts.get(topic, 0) + record_count
 
     def _count(self, topic: str, record_count: int) -> None:
         self.record_count += record_count

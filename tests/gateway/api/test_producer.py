@@ -38,6 +38,7 @@ from store.topics import TopicConfig
 from store.types import Acks, Append, Appended, Delay, Original, QueueKey, ScheduleKey
 from tests.clock import START_MS, FakeClock
 from tests.gateway.fake_broker import FakeBroker, FakeShard, fake_gateway
+from tests.waiting import until
 from timer.schedule import decode_schedule_id
 
 DELAY_MS_MAX = 365 * 86_400_000
@@ -84,6 +85,22 @@ async def test_a_begun_batch_has_what_each_of_its_records_has(
     assert list(append.tag_hashes) == ([0, tag_hash("t"), 0] if "tag" in odd else [])
     expected = record_batch.encode([stored for _, stored in prepared])
     assert append.batch == record_batch.with_base_offset(expected, 0)
+
+
+async def test_a_topic_that_goes_while_its_records_are_stored_is_forgotten_and_they_are_answered(
+    gateway: Gateway, broker: FakeBroker
+) -> None:
+    cast(RouteTable, gateway.routes_table).on_removed = gateway.producer.forget
+    await gateway.producer.produce("orders", [record()], json_values=True)
+    broker.hold = asyncio.Event()
+    sending = asyncio.create_task(gateway.producer.produce("orders", [record()], json_values=True))
+    await until(lambda: len(broker.appends) == 2)
+    await broker.delete_topic("orders")
+    broker.hold.set()
+    (receipt,) = await sending
+    assert receipt.offset is not None
+    gateway.producer.count_by_topic("orders", 7)  # a worker tells it late
+    assert (gateway.producer.record_counts, gateway.producer.record_count) == ({}, 2)
 
 
 async def test_each_partition_gets_one_batch(gateway: Gateway, broker: FakeBroker) -> None:
